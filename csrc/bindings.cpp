@@ -1,5 +1,5 @@
-// The extension module, torchcomms_pg._C in Python. Its file is named by torch's minor version, so
-// that one wheel can hold a build for each: see setup.py.
+// The extension module, torchcomms_pg._C in Python. Its file is named after torch's minor version,
+// so that one wheel can hold builds for several versions: see setup.py.
 #include <c10/util/Logging.h>
 #include <pybind11/chrono.h>
 #include <pybind11/pybind11.h>
@@ -19,8 +19,8 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Holder that releases the GIL when it destroys a backend, which may join threads that need the
-// GIL.
+// Python's reference to a backend. Its destructor releases the GIL, since the backend's destructor
+// may join threads that need the GIL.
 template <class T>
 class NoGilDestructor {
  public:
@@ -44,20 +44,21 @@ class NoGilDestructor {
   c10::intrusive_ptr<T> object_;
 };
 
-// Releases the GIL in this function and not around the constructor's binding: pybind11 registers
-// the new object in a table that the GIL guards, before a call guard would end.
+// Makes a backend while the GIL is released. A call guard would release the GIL for too long, since
+// pybind11 registers the new object in a table that the GIL guards.
 template <class... Args>
 NoGilDestructor<Backend> makeBackend(Args&&... args) {
   py::gil_scoped_release release;
   return NoGilDestructor<Backend>(c10::make_intrusive<Backend>(std::forward<Args>(args)...));
 }
 
-// Runs at the interpreter's exit, while threads can still take the GIL; see ExitGuard.
+// Runs at the interpreter's exit, while other threads can still take the GIL (see ExitGuard). Waits
+// for their tasks, and aborts the operations that do not end within kGrace.
 void finishBeforeExit() {
   DumpPipe::removeAtExit();
   status::StatusServer::removeAtExit();
   constexpr std::chrono::seconds kGrace{2};     // time for peers that are about to arrive
-  constexpr std::chrono::seconds kPatience{5};  // time for hooks
+  constexpr std::chrono::seconds kPatience{5};  // time for tasks that have begun, such as hooks
   if (!ExitGuard::awaitNone(kGrace)) {
     Monitor::get().abortInFlight("the end of its Python interpreter");
   }
@@ -76,7 +77,7 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
   using namespace torchcomms_pg;
   using NoGil = py::call_guard<py::gil_scoped_release>;
 
-  module.attr("__name__") = "torchcomms_pg._C";  // set before the classes, which copy it
+  module.attr("__name__") = "torchcomms_pg._C";  // set before the classes, which copy the name
 
   py::module_::import("torch._C._distributed_c10d");  // registers the base classes
 
@@ -201,7 +202,7 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
           },
           py::arg("device"),
           NoGil())
-      .def("get_error", &Backend::getError)  // torch binds these two from 2.14 on
+      .def("get_error", &Backend::getError)  // torch binds this and the next from 2.14 on
       .def("_add_ephemeral_timeout", &Backend::addEphemeralTimeout, py::arg("timeout"))
       .def("_enable_collectives_timing", &Backend::enableCollectivesTiming, NoGil())
       .def("_set_enable_nan_check", &Backend::enableNanCheck, py::arg("enable_nan_check"), NoGil())

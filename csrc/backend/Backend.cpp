@@ -53,7 +53,7 @@ Backend::Backend(
     start();
     return;
   }
-  // Does local setup that may fail before the rendezvous: afterwards the peers rely on this rank.
+  // Does the local setup that may fail before the rendezvous: after it the peers rely on this rank.
   dumpPipe_ = DumpPipe::hold(static_cast<int>(globalRanks()[rank]));
   std::vector<Peer> peers;
   keep(connectHosts(
@@ -111,8 +111,8 @@ void Backend::keep(CommPtr comm) {
 }
 
 Backend::~Backend() {
-  // Waits for no other rank. Peers that wait for a communicator that was not shut down learn that
-  // this rank has left it. Pending completion hooks get 5 s, without the GIL.
+  // Waits for no other rank. If a communicator was not shut down, peers that wait in it learn that
+  // this rank has left. Pending completion hooks get 5 s, without the GIL.
   detach();
 }
 
@@ -128,7 +128,7 @@ void Backend::detach() {
   releaseDumpPipe();
 }
 
-// Releases the pipe after the lock: the last owner's destructor removes a file.
+// Frees the pipe after the lock is released: the last owner's destructor removes a file.
 void Backend::releaseDumpPipe() {
   std::shared_ptr<DumpPipe> last;
   std::lock_guard lock(dumpPipeMutex_);
@@ -136,8 +136,8 @@ void Backend::releaseDumpPipe() {
 }
 
 // Returns the processes of this group's ranks, by rank, as far as they are known from other groups
-// of the same store that have not failed. With them a rank's death is noticed even before the rank
-// arrives. Empty if torch did not pass the global ranks.
+// of the same store that have not failed. With these, the rendezvous notices a rank's death even
+// before the rank arrives. Empty if torch did not pass the global ranks.
 std::vector<Peer> Backend::peersOfOtherGroups() const {
   if (options_->global_ranks_in_group.empty()) {
     return {};
@@ -147,7 +147,7 @@ std::vector<Peer> Backend::peersOfOtherGroups() const {
     return prefixed == nullptr ? store.get() : prefixed->getUnderlyingNonPrefixStore().get();
   };
   std::map<int64_t, Peer> known;
-  std::vector<CommPtr> looked;  // may hold the last references, which must end without the lock
+  std::vector<CommPtr> looked;  // may be the last references: dropped after the lock is released
   {
     std::lock_guard lock(peerRegistry().mutex);
     for (const auto* const other : peerRegistry().groups) {
@@ -316,7 +316,7 @@ Backend::CommPtr Backend::communicator(
 }
 
 Backend::CommPtr Backend::routeMessage(const char* what, const at::Tensor& tensor, int peer) {
-  // A batch is one operation, and may involve several ranks.
+  // The messages of a batch are one operation, which may involve several ranks.
   const bool alone = tensor.defined() && !tensor.is_cpu() && getSize() > 2 && peer >= 0 &&
                      peer < getSize() && peer != getRank() && !inBatch();
   return alone ? communicator(what, tensor.device(), peer) : route(what, tensor);

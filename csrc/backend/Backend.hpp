@@ -22,9 +22,10 @@
 namespace torchcomms_pg {
 
 // Implements c10d::Backend. CPU tensors go over shared memory, and over Gloo between hosts. Tensors
-// of an accelerator go over a communicator for their device. The first such tensor makes it, which
-// is collective over the group. Follows ProcessGroupNCCL where both have the same function. A call
-// with asyncOp false returns a null Work when the operation has finished. Thread-safe.
+// of an accelerator go over a communicator for their device. The first such tensor makes the
+// communicator, which is collective over the group. Behaves like ProcessGroupNCCL in the functions
+// that both have. A call with asyncOp false returns when the operation has finished or, on an
+// accelerator, is queued; its Work is null without timing. Thread-safe.
 class Backend final : public latest::Backend {
  public:
   using TensorList = std::vector<at::Tensor>;
@@ -38,7 +39,7 @@ class Backend final : public latest::Backend {
       int rank,
       int size,
       c10::intrusive_ptr<GroupOptions> options);
-  // Wraps a communicator that a caller owns and ends; shutdown() of the group leaves it alone. A
+  // Wraps a communicator that a caller owns and ends; shutdown() of the group does not end it. A
   // communicator has one such group at a time.
   Backend(CommPtr comm, c10::intrusive_ptr<GroupOptions> options);
   ~Backend() override;
@@ -150,10 +151,10 @@ class Backend final : public latest::Backend {
   void resume() override;
   std::unordered_map<std::string, uint64_t> getMemoryStats() override;
 
-  // Replaces this group's communicator by one of the members that the call names, which may be more
-  // or fewer (Reconfigure.cpp). Collective over these members: returns a finished Work when all
-  // have arrived. Operations in flight on the old communicator fail. After an error the group is
-  // unchanged. Do not split, shrink or merge the group meanwhile.
+  // Replaces this group's communicators by a new one (Reconfigure.cpp). The call names its members,
+  // of which there may be more or fewer than before. Collective over the new members: returns a
+  // finished Work when all have arrived. Operations in flight on the old communicators fail. After
+  // an error the group is unchanged. Do not split, shrink or merge the group meanwhile.
   bool supportsReconfigure() const override { return store_ != nullptr; }
   latest::ReconfigureHandle get_reconfigure_handle() const override;
   WorkPtr reconfigure(const latest::ReconfigureOptions& opts) override;
@@ -170,16 +171,16 @@ class Backend final : public latest::Backend {
   // Returns the communicator for CPU tensors. Raises if none exists.
   CommPtr cpuCommunicator(const char* what) const;
 
-  // Returns NCCL's communicator of the group's accelerator, for code that calls NCCL itself; with
-  // several devices, the current device's. Raises if none exists.
+  // Returns NCCL's communicator of the group's accelerator, for code that calls NCCL; with several
+  // devices, the current device's. Raises if none exists.
   int64_t commPtr();
 
   // Returns this group's number among the groups of this process.
   uint64_t uid() const { return uid_; }
 
-  // Returns the communicator for tensors of the device. An accelerator's is made by the first call.
-  // `peer` is the other rank of a message. If the other ranks of the group do not arrive soon, the
-  // two ranks make a communicator for themselves and keep it for their messages.
+  // Returns the communicator for tensors of the device; the first call for an accelerator makes it.
+  // `peer`: the other rank of a message. If the other ranks of the group do not arrive soon, the
+  // two ranks of the message make a communicator for themselves and keep it for their messages.
   CommPtr communicator(const char* what, at::Device device, std::optional<int> peer = std::nullopt);
 
  private:
@@ -198,11 +199,12 @@ class Backend final : public latest::Backend {
   // Returns null before the first reconfigure(), and in a group that wraps an accelerator's
   // communicator.
   CommPtr cpu() const;
-  // Checks that the group can be used; called before each use. The first call starts recording,
-  // since torch sets a group's description only after it has made the group.
+  // Raises if the group cannot be used; called before each use. The first call adds the process's
+  // recorder, since torch sets a group's description only after it has made the group.
   void prepare(const char* what) const;
   void record(Communicator& comm) const;
-  // Removes this group's hooks from the communicators.
+  // Removes this group's hooks from the communicators, and releases the dump pipe. Has an effect
+  // once.
   void detach();
   void releaseDumpPipe();
   void installAbortHooks(Communicator& comm) const;
@@ -213,12 +215,13 @@ class Backend final : public latest::Backend {
   // Does the same for a message to or from `peer`, alone or in a batch.
   CommPtr routeMessage(const char* what, const at::Tensor& tensor, int peer);
   bool inBatch();
-  // Adds a communicator to the ones that route() and communicator() find.
+  // Adds a communicator to those that route() and communicator() find.
   void keep(CommPtr comm);
-  // Returns all existing communicators, including the ones of pairs. Empty in a forked child.
+  // Returns all existing communicators, including the pairs' communicators. Empty in a forked
+  // child.
   std::vector<CommPtr> communicators() const;
-  // Returns the device's communicator of this rank and `peer`, else of all ranks, or null. Call
-  // with communicatorsMutex_ held.
+  // Returns the device's communicator of this rank and `peer` if it exists, else the device's
+  // communicator of all ranks, or null. Call with communicatorsMutex_ held.
   CommPtr find(at::Device device, std::optional<int> peer) const;
   // Returns the accelerator's communicator, or with several devices the current device's. Null if
   // none exists.
@@ -232,35 +235,37 @@ class Backend final : public latest::Backend {
   // Applies the group's hooks and settings to a new communicator. Call it after keep(), so that
   // later changes also reach the communicator.
   void adopt(Communicator& comm);
-  // Calls `body`. If an operation throws, drops the calling thread's batch.
+  // Calls `body` and returns its Work, or null for a synchronous operation in a batch. If `body`
+  // raises, drops the calling thread's batch.
   template <class Body>
   WorkPtr issue(const CommPtr& comm, bool async, Body&& body);
-  // Launches all operations that `body` issues as one batch of the kind `parts`, with `inputs`.
+  // Launches all operations that `body` issues as one batch of the kind `parts`, with `inputs`. In
+  // an open batch they become part of that batch.
   template <class Body>
   WorkPtr together(
       const CommPtr& comm, bool async, OpKind parts, const TensorList& inputs, Body&& body);
   // Copies `opts`, or this group's options if `opts` is null.
   c10::intrusive_ptr<GroupOptions> childOptions(
       const c10::intrusive_ptr<c10d::Backend::Options>& opts, const char* what) const;
-  // Returns the name in the options, unless that is this group's own. Then it forms a name from
-  // `how` and the members: the same on all members, and different from earlier children's.
+  // Returns the name in the options, unless that is this group's own name. Then forms a name from
+  // `how` and the members, which is the same on all members and differs from earlier children's.
   std::string childName(const GroupOptions& options, const char* how);
   void noteChild(const GroupOptions& options);
   // Messages of this rank to itself that a batch keeps until its end.
   struct SelfSend {
     std::vector<at::Tensor> sent;
     std::vector<at::Tensor> received;
-    std::vector<c10::Stream> streams;  // in which they were issued
+    std::vector<c10::Stream> streams;  // in which the messages were issued
     bool empty() const { return sent.empty() && received.empty(); }
   };
-  // Ends the calling thread's batch, if it has one open. Returns the messages it kept.
+  // Ends the calling thread's batch, if one is open. Returns the messages that the batch kept.
   SelfSend endBatch();
-  // Returns whether the message is kept and copied when the batch ends. That is a message of a
-  // batch, from this rank to itself, on a device without a communicator: making one would need all
-  // ranks.
+  // Keeps a message of an open batch from this rank to itself if its device has no communicator:
+  // making one would need all ranks. endCoalescing() then copies the message. Returns whether the
+  // message was kept.
   bool selfSend(const at::Tensor& tensor, int peer, bool sends);
   void checkSelfSend(const SelfSend& kept) const;
-  // Copies the kept messages. Returns null if none were kept.
+  // Copies the kept messages. Returns the Work of the copies, or null if no messages were kept.
   WorkPtr copySelfSend(const SelfSend& kept) const;
   // Drops the operations that the calling thread has batched.
   void dropBatches();
@@ -273,14 +278,14 @@ class Backend final : public latest::Backend {
   const OwnProcess process_;
   const c10::intrusive_ptr<GroupOptions> options_;
   // Store of the rendezvous. Null if the communicators came from a TorchComm, or from shrinking
-  // such a group; then no more are made.
+  // such a group; this group then makes no further communicators.
   const c10::intrusive_ptr<c10d::Store> store_;
   std::string members_;       // key of the ranks in the store; also set by reconfigure()
-  std::vector<Peer> peers_;   // ranks' processes; empty if this object did not make cpu_
+  std::vector<Peer> peers_;   // ranks' processes; empty if the constructor did not join them
   std::mutex creationMutex_;  // held during a rendezvous for a device
-  mutable std::mutex communicatorsMutex_;  // guards the next three
+  mutable std::mutex communicatorsMutex_;  // guards the three members below
   CommPtr cpu_;                            // replaced by reconfigure()
-  std::vector<CommPtr> accelerators_;      // in the order of their making, the same on all ranks
+  std::vector<CommPtr> accelerators_;      // in the order of creation, the same on all ranks
   std::map<std::pair<at::DeviceIndex, int>, CommPtr> pairs_;  // by device and peer
   std::atomic<bool> closed_{false};
   std::atomic<bool> timing_{false};
@@ -305,8 +310,8 @@ class Backend final : public latest::Backend {
   bool nanCheck_ = false;
   std::vector<std::pair<std::weak_ptr<Hooks>, Hooks::Id>> nanChecks_;
   std::map<int64_t, Shared<latest::AbortHook>> abortHooks_;
-  std::mutex reconfigureMutex_;  // held during a call
-  std::set<int64_t> uuids_;      // uuids of all calls
+  std::mutex reconfigureMutex_;  // held during reconfigure()
+  std::set<int64_t> uuids_;      // uuids of all calls of reconfigure()
   const std::string handle_ = newHandle(getRank());
   static std::string newHandle(int rank);
   std::map<int64_t, Shared<latest::CompletionHook>> hooksOfCompletion_;

@@ -76,8 +76,8 @@ template <class Body>
 Backend::WorkPtr Backend::issue(const CommPtr& comm, bool async, Body&& body) {
   try {
     WorkPtr work = body();
-    // Returns no Work for a synchronous call in a batch: c10d would wait for it before the batch is
-    // launched.
+    // Returns no Work for a synchronous call in a batch: c10d would wait for the Work before the
+    // batch is launched.
     return !async && comm->batches().open() ? nullptr : work;
   } catch (...) {
     // The exception most likely leaves the caller's coalescing context.
@@ -287,10 +287,10 @@ Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
   return issue(comm, opts.asyncOp, [&] { return Collectives(*comm, options(opts)).barrier(); });
 }
 
-// Returns the device whose current stream the barrier follows: the device of `device_ids`, else the
-// current one. c10d passes neither the device it has chosen nor whether that is the CPU. Programs
-// also pass `device_ids` without accelerators, and over Gloo, which ignores them. Returns nullopt
-// if there is no accelerator.
+// Returns the device whose current stream the barrier follows: the device of `device_ids`, else
+// `opts.device`, else the current one. c10d leaves `opts.device` unset even if it has chosen a
+// device, which may be the CPU. Returns nullopt without an accelerator, and in a group of backend
+// "gloo": programs pass `device_ids` to it, too, and Gloo ignores them.
 std::optional<at::Device> Backend::barrierDevice(const c10d::BarrierOptions& opts) const {
   const auto type = presentAccelerator();
   if (!type || options_->backend != kBackendName) {
@@ -309,7 +309,7 @@ std::optional<at::Device> Backend::barrierDevice(const c10d::BarrierOptions& opt
 
 // Chooses the communicator of a barrier, the same on all ranks whatever devices they choose: the
 // communicator of the accelerator that the group used first, else the CPU's. Makes no communicator,
-// and so waits for no rank that chose otherwise.
+// and so does not wait for ranks that chose another device.
 Backend::CommPtr Backend::barrierCommunicator(const c10d::BarrierOptions& opts) {
   prepare("barrier");
   const auto device = barrierDevice(opts);
@@ -320,7 +320,7 @@ Backend::CommPtr Backend::barrierCommunicator(const c10d::BarrierOptions& opts) 
     used = accelerators_.empty() ? nullptr : accelerators_.front();
     joined = device && find(*device, std::nullopt) != nullptr;
   }
-  // Leaves the current device alone unless the program or the group has used it.
+  // Leaves `device` alone, unless the program has named it or the group has a communicator for it.
   const bool chosen = !opts.device_ids.empty() || joined;
   if (used == nullptr) {
     auto cpu = cpuCommunicator("barrier");
@@ -379,8 +379,8 @@ bool Backend::selfSend(const at::Tensor& tensor, int peer, bool sends) {
     return false;
   }
   std::scoped_lock lock(batchMutex_, communicatorsMutex_);
-  // If a batch has kept one such message, it keeps the later ones too: another message may have
-  // made the communicator in between.
+  // A batch that has kept one such message keeps the later ones, too: another message may have made
+  // the communicator in between.
   const bool connected = find(tensor.device(), std::nullopt) != nullptr;
   const auto batch = batches_.find(threadLife());
   if (batch == batches_.end() || (connected && batch->second.empty())) {
@@ -421,12 +421,12 @@ Backend::WorkPtr Backend::copySelfSend(const SelfSend& kept) const {
 
 void Backend::startCoalescing() {
   if (!process_.isThis()) {
-    return;  // operations raise; an abort has nothing to do
+    return;  // in a forked child operations raise, and an abort has nothing to do
   }
   // torch wraps the abort of a group in a coalescing context, even if the group has no
   // communicator.
   {
-    ByThread<SelfSend> ended;  // its tensors are freed without the lock
+    ByThread<SelfSend> ended;  // its tensors are freed after the lock is released
     std::lock_guard lock(batchMutex_);
     for (auto it = batches_.begin(); it != batches_.end();) {
       const auto entry = it++;
@@ -434,7 +434,7 @@ void Backend::startCoalescing() {
         ended.insert(batches_.extract(entry));
       }
     }
-    // An exception inside of a batch has left it open.
+    // Drops the thread's former batch, which an exception has left open.
     if (auto left = batches_.extract(threadLife())) {
       ended.insert(std::move(left));
     }
@@ -472,11 +472,11 @@ Backend::WorkPtr Backend::endCoalescing() {
     work = copySelfSend(kept);
     for (const auto& comm : communicators()) {
       if (!comm->batches().open() && comm->device() != at::kCPU) {
-        continue;  // an operation that raised has dropped it
+        continue;  // an operation that raised has dropped the batch
       }
       if (auto launched = comm->batches().end()) {
         if (work) {
-          work->wait();  // the host waits for CPU tensors in the same batch
+          work->wait();  // only one Work is returned; for CPU tensors, the host waits
         }
         work = std::move(launched);
       }

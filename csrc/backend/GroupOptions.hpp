@@ -22,12 +22,12 @@ struct GroupOptions : latest::Backend::Options {
   GroupOptions(const GroupOptions&) = default;
 
   AcceleratorOptions accelerator;
-  ConnectGloo connectGloo;    // Gloo between hosts, for CPU tensors; an error if null
+  ConnectGloo connectGloo;    // connects hosts, for CPU tensors; if null, several hosts raise
   bool blockingWait = false;  // on an accelerator, see Executor::setBlockingWait
   bool nanCheck = false;      // see Backend::enableNanCheck
   // Sets whether a failure ends the process, see FailureState::setEndsProcess. By default (nullopt)
-  // a failure on CPU tensors does not, since its callers wait in the call and get an exception; on
-  // an accelerator `acceleratorEnds` decides.
+  // a failure on CPU tensors does not end it, since callers wait in the call and get an exception;
+  // on an accelerator `acceleratorEnds` decides.
   std::optional<bool> endsProcess;
   bool acceleratorEnds = true;
   bool ends(const at::Device& device) const {

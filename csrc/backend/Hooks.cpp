@@ -1,4 +1,4 @@
-// Hooks of c10d's group on its operations, one of which is the check for NaN.
+// Hooks on the operations of a c10d group, among them the check for NaN.
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -32,7 +32,7 @@ void Backend::installNanCheck(Communicator& comm) {
     if (known.first.lock() != hooks) {
       return false;
     }
-    hooks->remove(known.second);  // the former communicator may number this rank otherwise
+    hooks->remove(known.second);  // the former communicator may have had another rank
     return true;
   });
   const auto id =

@@ -1,4 +1,4 @@
-// The Work of what is queued in an accelerator's current stream without a communicator.
+// The Work of operations that are queued in an accelerator's current stream without a communicator.
 #pragma once
 
 #include <ATen/core/ivalue.h>

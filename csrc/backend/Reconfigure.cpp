@@ -37,8 +37,8 @@ Handle parse(const std::string& text) {
   return handle;
 }
 
-// Returns the handles in the caller's order, or, if the caller passes a set, by the members'
-// original ranks: the same order on every member.
+// Returns the handles in the caller's order. If the caller passes a set, sorts them by the members'
+// original ranks, so that every member gets the same order.
 std::vector<Handle> order(const latest::ReconfigureOptions& opts) {
   std::vector<Handle> handles;
   std::visit(

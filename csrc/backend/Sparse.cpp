@@ -1,6 +1,7 @@
-// All-reduce of sparse COO tensors. Ranks hold different numbers of values, so indices and values
-// are gathered, padded to the longest, and added up by coalescing. Runs in the calling thread even
-// if asynchronous: the later steps need the sizes that the first step gathers.
+// All-reduce of sparse COO tensors. Ranks hold different numbers of values. So each rank pads its
+// indices and values to the largest number, gathers the tensors of all ranks, and adds them up with
+// coalesce(). Runs in the calling thread even if asynchronous: later steps need the sizes that the
+// first step gathers.
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 

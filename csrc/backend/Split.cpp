@@ -79,11 +79,10 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(
     return nullptr;
   }
   options->group_name = childName(*options, "split");
-  // Members rendezvous through the store instead of calling ncclCommSplit, which is collective over
-  // the parent, non-members included. torch calls split() once per device type of the group on
-  // non-members but once per backend on members, and gives no way to match the calls; with
-  // use_local_synchronization new_group does not call it on non-members at all. So ncclCommSplit
-  // could deadlock.
+  // Members rendezvous through the store. ncclCommSplit could deadlock, since it is collective over
+  // the parent, non-members included: torch calls split() once per device type of the group on
+  // non-members but once per backend on members, and the calls cannot be matched. With
+  // use_local_synchronization, new_group does not call split() on non-members.
   auto info = c10::make_intrusive<c10d::PrefixStore>("split/" + keyOf(options->group_name), store);
   auto made = c10::make_intrusive<Backend>(
       info, static_cast<int>(position - ranks.begin()), static_cast<int>(ranks.size()), options);
@@ -109,7 +108,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::shrink(
   std::vector<CommPtr> children;
   for (const auto& comm : communicators()) {
     if (!comm->pair().empty()) {
-      continue;  // made anew when a message needs it
+      continue;  // a message that needs such a communicator makes it anew
     }
     children.push_back(comm->shrink(
         gone, (flags & NCCL_SHRINK_ABORT) != 0, describeGroup(*options), options->timeout));
@@ -136,7 +135,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::merge(
   }
   const auto& own = options_->group_name;
   if (options->group_name == own || options->group_name.rfind(own + ":", 0) == 0) {
-    options->group_name = "merged";  // torch's name, unknown to the other members
+    options->group_name = "merged";  // torch's name is not the same on all members
   }
   auto merged = c10::make_intrusive<Backend>(store, rank, size, std::move(options));
   merged->forgetPeers();  // its ranks are not the store's global ranks

@@ -7,9 +7,8 @@
 
 namespace torchcomms_pg {
 
-// Does what std::atomic<std::shared_ptr<T>> does, which C++ libraries of supported compilers lack:
-// libstdc++ before 12, and libc++. The functions that all of them have are deprecated in C++20, and
-// gone in C++26.
+// Replaces std::atomic<std::shared_ptr<T>>, which libstdc++ before 12 and libc++ lack. Uses
+// std::atomic_load and its relatives, which C++20 deprecates and C++26 removes.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 template <class T>

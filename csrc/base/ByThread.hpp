@@ -1,4 +1,4 @@
-// State of one thread, which expires with the thread.
+// Maps with a value for each thread.
 #pragma once
 
 #include <map>
@@ -7,7 +7,7 @@
 namespace torchcomms_pg {
 
 // Identifies a thread and expires when that thread ends. The system reuses the ids of ended
-// threads; std::owner_less never takes one ThreadLife for another.
+// threads; std::owner_less tells the lives of any two threads apart.
 using ThreadLife = std::weak_ptr<const void>;
 
 // Returns the life of the calling thread.

@@ -14,8 +14,8 @@ namespace {
 #define TORCHCOMMS_PG_RUNTIME(name) "cuda" name
 #endif
 
-// Looks up a function of the runtime. Returns null until torch's first use of a GPU loads the
-// runtime; until then each call looks it up again.
+// Returns a function of the runtime, looked up once. Returns null, and looks again at the next
+// call, until torch's first use of a GPU has loaded the runtime.
 template <class Function>
 Function runtime(std::atomic<Function>& known, const char* name) {
   auto function = known.load(std::memory_order_relaxed);
@@ -28,7 +28,7 @@ Function runtime(std::atomic<Function>& known, const char* name) {
 
 }  // namespace
 
-// Constants of CUDA's runtime API: cudaSuccess and cudaStreamCaptureStatusNone are 0.
+// In the functions below, 0 is cudaSuccess and cudaStreamCaptureStatusNone.
 
 bool isCudaCapturing(cudaStream_t stream) {
   using Ask = int (*)(cudaStream_t, int* status);

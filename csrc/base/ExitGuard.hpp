@@ -1,10 +1,10 @@
-// Tasks of the extension's threads, which the interpreter's exit waits for.
+// Tasks of the extension's threads. The interpreter's exit waits for these tasks.
 //
-// Dropping a tensor that Python references takes the GIL. A thread that requests the GIL during the
-// interpreter's exit is terminated by Python; if it is in a destructor then, that ends the process
+// Dropping a tensor that Python references takes the GIL. Python terminates a thread that requests
+// the GIL during the interpreter's exit. In a destructor, that termination ends the process
 // (std::terminate). So the interpreter must not exit while a thread of the extension may hold a
-// tensor or call a hook. Nor may it exit during a dump of the recorder, which uses static objects
-// of libtorch: they are destroyed next.
+// tensor or call a hook. Nor may the interpreter exit during a dump of the recorder: the dump uses
+// static objects of libtorch, which are destroyed next.
 #pragma once
 
 #include <pthread.h>
@@ -17,11 +17,11 @@
 
 namespace torchcomms_pg {
 
-// One task, from its hand-over to a thread until that thread has run it and dropped all objects it
-// held. Declare it as a member before the objects that the task holds, so that it is destroyed
-// after them.
+// Counts one task, from its hand-over to a thread until the thread has run the task and dropped all
+// objects of the task. Declare the guard as a member before the task's objects, so that it is
+// destroyed after them.
 //
-// A forked child has none of the threads, and so starts with no task.
+// A forked child has none of its parent's threads, so its count starts at 0.
 class ExitGuard {
  public:
   ExitGuard() noexcept { count_.fetch_add(1, std::memory_order_relaxed); }
@@ -33,8 +33,8 @@ class ExitGuard {
     }
   }
 
-  // Begins a task that may be requested at any time, such as a dump or a hook. Returns nullopt
-  // after close().
+  // Returns a guard for a task that may be requested at any time, such as a dump or a hook, or
+  // nullopt after close(): the task must not run then.
   static std::optional<ExitGuard> begin() noexcept {
     std::optional<ExitGuard> begun(std::in_place);
     if ((count_.load(std::memory_order_seq_cst) & kClosed) != 0) {
@@ -43,11 +43,10 @@ class ExitGuard {
     return begun;
   }
 
-  // Makes begin() return nullopt from now on. Call awaitNone() afterwards for the tasks that have
-  // begun.
+  // Makes begin() return nullopt from now on. Call awaitNone() next, for tasks that have begun.
   static void close() noexcept { count_.fetch_or(kClosed, std::memory_order_seq_cst); }
 
-  // Waits until no task is left. Returns false if `patience` passes first.
+  // Waits until no task is left. Returns false if one is left after `patience`.
   static bool awaitNone(std::chrono::milliseconds patience) {
     const auto until = std::chrono::steady_clock::now() + patience;
     while ((count_.load(std::memory_order_acquire) & ~kClosed) > 0) {

@@ -6,8 +6,8 @@
 namespace torchcomms_pg {
 
 // Makes a T that is never destroyed. Declare a singleton as `static auto& it =
-// neverDestroyed<T>();`: threads and destructors of other static objects may use it while the
-// process exits.
+// neverDestroyed<T>();`: threads and destructors of other static objects may use the singleton
+// while the process exits.
 template <class T, class... Args>
 T& neverDestroyed(Args&&... args) {
   return *new T(std::forward<Args>(args)...);

@@ -1,4 +1,4 @@
-// Objects that exist once per process, forked children included.
+// Objects that exist once per process: a forked child has its own.
 #pragma once
 
 #include <unistd.h>
@@ -7,9 +7,9 @@
 
 namespace torchcomms_pg {
 
-// An object that a forked child creates anew. The parent's object may be locked by a thread that
-// does not exist in the child, and may describe threads and objects of the parent. Never destroyed,
-// see neverDestroyed(). Declare it static, with a T that needs no arguments.
+// Holds a T, which a forked child creates anew at its first use. The parent's object may be locked
+// by a thread that does not exist in the child, and may describe threads and objects of the parent.
+// No T is ever destroyed, see neverDestroyed(). A PerProcess is static; T is default-constructible.
 template <class T>
 class PerProcess {
  public:

@@ -6,17 +6,17 @@
 
 namespace torchcomms_pg {
 
-// Time limit for waits when groups end. One stopped peer, or one store whose host is gone, delays
-// the end of each group in turn; so after a wait that times out, the next waits get kBrief only.
-// Thread-safe.
+// Time limit for waits after a failure or at the end of groups. One stopped peer, or one store
+// whose host is gone, would delay each group in turn. So for a time of `full` after a wait has
+// timed out, waits get only kBrief. Thread-safe.
 class SharedPatience {
  public:
-  // Limit after a recent timeout, when the next wait is likely to time out too.
+  // Limit of a wait that begins soon after a timeout, and so is likely to time out too.
   static constexpr std::chrono::milliseconds kBrief{200};
 
   constexpr explicit SharedPatience(std::chrono::milliseconds full) : full_(full) {}
 
-  // Calls `wait` with a time limit. `wait` returns false if it timed out; so does spend().
+  // Calls `wait` with a time limit and returns its result, which is false if it has timed out.
   template <class Wait>
   bool spend(const Wait& wait) {
     const bool came = wait(Clock::now() < briefUntil_.load() ? kBrief : full_);

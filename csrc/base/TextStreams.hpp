@@ -1,4 +1,4 @@
-// Streams of text in which numbers look alike, whatever the locale is.
+// Text streams that format numbers the same way under every locale.
 #pragma once
 
 #include <locale>
@@ -7,7 +7,7 @@
 
 namespace torchcomms_pg {
 
-// After a program's std::locale::global(std::locale("")), other streams group digits: "1,024".
+// Writes "1024". Other streams may write "1,024" after a program has set std::locale::global().
 class TextWriter : public std::ostringstream {
  public:
   TextWriter() { imbue(std::locale::classic()); }

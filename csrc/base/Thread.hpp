@@ -1,4 +1,4 @@
-// The threads of the extension, which are all started here.
+// Functions that start threads. The extension starts all its threads with them.
 #pragma once
 
 #include <pthread.h>
@@ -11,16 +11,16 @@
 
 namespace torchcomms_pg {
 
-// Throws the error for a thread that cannot be started.
+// Throws an error that says that no thread can be started for `what`, and why.
 [[noreturn]] inline void raiseNoThread(const std::string& what, const char* why) {
   throw std::runtime_error(
       what + ": no thread can be started (" + why +
       "); see the limits of the user, ulimit -u, and of the container, pids.max");
 }
 
-// Starts a thread that runs `body`, for an owner that joins it. `name` has at most 15
-// characters and lives as long as `body`. Throws std::system_error, after `body` is destroyed, if
-// no thread can be started.
+// Starts and returns a thread that runs `body`; the caller joins it. `name` has at most 15
+// characters and must live as long as `body`. If no thread can be started, destroys `body` and
+// throws std::system_error.
 template <class Body>
 std::thread startThread(const char* name, Body body) {
   return std::thread([name, body = std::move(body)]() mutable {
@@ -29,13 +29,13 @@ std::thread startThread(const char* name, Body body) {
   });
 }
 
-// Does the same with a detached thread, whose `body` owns what it uses.
+// Starts a detached thread that runs `body`, which must own what it uses. Throws as startThread().
 template <class Body>
 void startDetached(const char* name, Body body) {
   startThread(name, std::move(body)).detach();
 }
 
-// Does the same, but throws raiseNoThread()'s error, which says that `what` needs a thread.
+// Does the same, but throws the error of raiseNoThread(), which begins with `what`.
 template <class Body>
 void startDetached(const char* name, const std::string& what, Body body) {
   try {

@@ -1,4 +1,4 @@
-// Every difference between the supported versions of torch, 2.11 to 2.15.
+// Handles every difference between the supported versions of torch, 2.11 to 2.15.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -40,9 +40,9 @@
 
 namespace torchcomms_pg {
 
-// c10d as in the newest supported version, so that the same methods override something in every
-// version. Declares what an older version lacks; that version calls these declarations only if
-// their comment says so.
+// c10d as in the newest supported version, so that one set of overriding methods serves every
+// version. Declares what an older version lacks. That version calls these declarations only if a
+// comment says so.
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
 namespace latest = ::c10d;
 #else
@@ -165,7 +165,7 @@ class Backend : public ::c10d::Backend {
     static constexpr bool enable_reconfigure = false;
   };
 
-  // Names of 2.14 and later. An older torch calls the old names, which forward to these.
+  // Names of 2.14 and later. An older torch calls the old names, which forward to the new ones.
   virtual WorkPtr all_gather_single(
       at::Tensor& output, at::Tensor& input, const ::c10d::AllgatherOptions& opts) = 0;
   WorkPtr _allgather_base(
@@ -217,7 +217,7 @@ class Backend : public ::c10d::Backend {
   virtual void unregisterAbortHook(int64_t id) = 0;
 
  protected:
-  // Members that reconfigure() writes; an older torch has them const.
+  // Copies that reconfigure() writes: the members of an older torch are const.
   int rank_ = getRank();
   int size_ = getSize();
 
@@ -249,7 +249,7 @@ inline void registerHooks(
 #endif
 }
 
-// Returns the name that torch 2.14 gives to all variants of the operation.
+// Returns torch 2.14's name of the operation, which all its variants share.
 inline latest::HookOpName familyOf(latest::HookOpName name) {
   using Name [[maybe_unused]] = latest::HookOpName;
   switch (name) {
@@ -266,8 +266,8 @@ inline latest::HookOpName familyOf(latest::HookOpName name) {
   }
 }
 
-// Makes the backend call `hook` when a work has completed, with the work's key. Returns false if
-// the backend never does, as up to torch 2.14.
+// Makes the backend call `hook`, with the work's key, whenever a work has completed. Returns false
+// if the backend has no such hooks; no backend has them up to torch 2.14.
 inline bool registerCompletionHook(
     [[maybe_unused]] c10d::Backend& backend,
     [[maybe_unused]] int64_t id,
@@ -281,8 +281,8 @@ inline bool registerCompletionHook(
   return false;
 }
 
-// Returns the key by which registerCompletionHook() reports the work, or 0 if it does not report
-// it.
+// Returns the key that registerCompletionHook()'s hook gets for the work, or 0 if no hook is
+// called.
 inline uint64_t completionKey([[maybe_unused]] const c10d::Work& work) {
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
   return work.getCompletionKey();
@@ -297,10 +297,10 @@ inline constexpr bool kAnalyserKnowsSplits = TORCHCOMMS_PG_TORCH_AT_LEAST(13);
 // Text for the unknown source of a receive, as torch's analyser of flight recorders expects it.
 inline constexpr const char* kUnknownSource = TORCHCOMMS_PG_TORCH_AT_LEAST(15) ? "?" : "-1";
 
-// Returns whether work queued in the stream is captured into a graph instead of run.
+// Returns whether a graph captures the stream: work queued in it is recorded and not run.
 inline bool isCapturing(const c10::Stream& stream) {
-  // CUDA refuses to capture its legacy stream (CUDA Runtime API, cudaStreamBeginCapture), which is
-  // torch's default stream: most operations are spared a call.
+  // Saves most operations a call: torch's default stream is CUDA's legacy stream, which cannot be
+  // captured (CUDA Runtime API, cudaStreamBeginCapture).
   if (stream.device_type() == c10::DeviceType::CUDA && stream.id() == 0) {
     return false;
   }

@@ -15,8 +15,8 @@ namespace py = pybind11;
 
 namespace torchcomms_pg {
 
-// A Python object's reference to a communicator, or to an object that holds one. Its destruction
-// releases the GIL, since it may join threads that need the GIL.
+// A Python object's reference to a communicator, or to an object that holds a communicator. Its
+// destructor releases the GIL, since it may free the object, which joins threads that need the GIL.
 template <class T>
 class Held {
  public:
@@ -40,11 +40,11 @@ class Held {
 
 using Comm = Held<Communicator>;
 
-// Converts an exception to a Python object; a null pointer to None. Needs the GIL.
+// Returns the exception as a Python object, or None if the pointer is null. Needs the GIL.
 py::object pythonError(const std::exception_ptr& error);
 
-// Returns a function, callable without the GIL, that makes torch's ProcessGroupGloo through Python:
-// torch ships no header for the class.
+// Returns a function that makes torch's ProcessGroupGloo through Python, since torch ships no
+// header for the class. The function may be called without the GIL.
 ConnectGloo glooConnector(const std::string& name, Milliseconds timeout);
 
 void bindErrors(py::module_& module);

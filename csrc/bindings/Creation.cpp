@@ -100,7 +100,7 @@ ConnectGloo glooConnector(const std::string& name, Milliseconds timeout) {
         throw;
       }
       throw CommError(
-          {.message = why,  // the link names the ranks
+          {.message = why,  // gloo::Link names the ranks
            .op = "init",
            .group = name});
     }

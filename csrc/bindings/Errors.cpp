@@ -9,15 +9,15 @@ namespace torchcomms_pg {
 
 namespace {
 
-// The Python class of CommError, made in torchcomms_pg/errors.py and set by set_comm_error. Never
-// destroyed: it is needed until the interpreter ends.
+// Returns the Python class of CommError, which torchcomms_pg/errors.py makes. Null before
+// set_comm_error. Never destroyed: it is needed until the interpreter ends.
 py::object& commErrorClass() {
   static auto& type = neverDestroyed<py::object>();
   return type;
 }
 
-// Returns the text with a mark in place of bytes that are not UTF-8. It may come from libraries and
-// other processes, and a decoding error would hide the failure.
+// Returns the text, with U+FFFD in place of bytes that are not UTF-8. The text may come from
+// libraries and other processes, and a decoding error would hide the failure.
 py::str readable(const std::string& text) {
   return py::reinterpret_steal<py::str>(
       PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
@@ -27,7 +27,7 @@ py::object commError(const CommError& error) {
   const auto& failure = error.failure();
   const auto& type = commErrorClass();
   if (!type) {
-    throw error;  // torch converts it to DistBackendError
+    throw error;  // torch converts a CommError to its DistBackendError
   }
   return type(
       readable(failure.text()),

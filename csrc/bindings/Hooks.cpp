@@ -16,7 +16,8 @@ namespace torchcomms_pg {
 
 namespace {
 
-// The Python class of a Work in a hook's arguments. Never destroyed, see commErrorClass().
+// Returns the Python class of a Work in a hook's arguments. Never destroyed, since hooks need it
+// until the interpreter ends.
 py::object& workClass() {
   static auto& type = neverDestroyed<py::object>();
   return type;
@@ -27,7 +28,7 @@ class Function {
  public:
   explicit Function(py::function function)
       : function_(new py::function(std::move(function)), [](py::function* owned) {
-          if (Py_IsInitialized() != 0) {  // otherwise it went with the interpreter
+          if (Py_IsInitialized() != 0) {  // otherwise the function ended with the interpreter
             py::gil_scoped_acquire gil;
             delete owned;
           }
@@ -39,7 +40,7 @@ class Function {
     (*function_)(std::forward<Args>(args)...);
   }
 
-  // Calls it and reports an exception as unraisable. For hooks that no caller waits for.
+  // Calls the function, and reports its exception as unraisable. For hooks that no caller awaits.
   template <class... Args>
   void callUnraisable(const char* what, Args&&... args) const {
     py::gil_scoped_acquire gil;
@@ -296,14 +297,14 @@ void bindArgs(py::module_& module) {
           "float: milliseconds from its start to its end; 0 if it was never started.");
 }
 
-// A handle that removes one hook. Idempotent; may outlive the communicator.
+// Python's handle of a registered hook, which can remove the hook. May outlive the communicator.
 class Handle {
  public:
   Handle(std::shared_ptr<Hooks> hooks, Hooks::Id id) : hooks_(std::move(hooks)), id_(id) {}
   Handle(Handle&&) = default;
   ~Handle() {
     if (hooks_) {
-      py::gil_scoped_release release;  // the last owner waits for running hooks
+      py::gil_scoped_release release;  // the last owner of `hooks_` waits for running hooks
       hooks_ = nullptr;
     }
   }
@@ -312,7 +313,7 @@ class Handle {
 
   void remove() {
     if (auto hooks = std::exchange(hooks_, nullptr)) {
-      py::gil_scoped_release release;  // freeing a hook may wait for a running one
+      py::gil_scoped_release release;  // a hook that runs meanwhile needs the GIL
       hooks->remove(id_);
       hooks = nullptr;  // this handle may be the last owner
     }

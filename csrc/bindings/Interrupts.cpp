@@ -1,4 +1,5 @@
-// Signals while a thread waits in C++: Python runs their handlers only on request.
+// Runs Python's signal handlers while a thread waits in C++, where Python runs them only on
+// request.
 #include <unistd.h>
 
 #include "bindings/Bindings.hpp"
@@ -10,7 +11,7 @@ namespace torchcomms_pg {
 
 namespace {
 
-// The exception of a handler, from its raise until the thread leaves the call.
+// The exception that a handler has raised in this thread, until take(); null if none has.
 thread_local std::exception_ptr raised;
 
 // Returns whether handlers can run in this thread: Python runs them in the main thread only.
@@ -32,7 +33,7 @@ bool pending() noexcept {
       raised = std::make_exception_ptr(py::error_already_set());
     }
   } catch (const std::exception&) {
-    // No memory for the exception: the handler runs again with the next signal.
+    // No memory to keep the handler's exception, which is lost. The next signal runs the handler.
   }
   return raised != nullptr;
 }

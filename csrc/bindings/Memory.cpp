@@ -43,7 +43,7 @@ void registerPool(Backend& self, const py::object& pool, bool symmetric) {
 void bindMemory(py::module_& module) {
   module.def("allocate_with", &allocateWith, py::arg("library"));
 
-  // Extends the class, of which bindings.cpp binds the rest.
+  // Extends the class Backend, whose other methods bindings.cpp binds.
   py::class_<Backend>(module.attr("Backend"))
       .def_property_readonly(
           "mem_allocator",

@@ -51,8 +51,7 @@ Dropped& dropped() {
   static PerProcess<Dropped> list;
   return list.get();
 }
-// Whether the list has entries. Threads skip an empty list, since looking at it takes a system
-// call.
+// True if the list has entries. Threads skip an empty list, since dropped() makes a system call.
 std::atomic<bool> anyDropped{false};
 
 struct Captured {
@@ -71,7 +70,7 @@ void letGoOfDropped() {
     return;
   }
   static thread_local std::vector<Calls> spare;
-  auto stacks = std::exchange(spare, {});  // freeing a code object may run code that calls this
+  auto stacks = std::exchange(spare, {});  // freeing a code object may run code that reenters
   {
     auto& list = dropped();
     std::lock_guard lock(list.mutex);
@@ -107,8 +106,8 @@ std::string text(PyObject* string) {
   return {utf8, static_cast<size_t>(size)};
 }
 
-// The code of functions that wait for the operations they issue, see StackSource::waits(). Owned,
-// and set once.
+// Returns the code objects of functions that wait for the operations they issue, see
+// StackSource::waits(). Their references are owned. The list is set once.
 std::vector<PyCodeObject*>& waiting() {
   static auto& codes = neverDestroyed<std::vector<PyCodeObject*>>();
   return codes;
@@ -118,13 +117,13 @@ const Calls& callsOf(const Stack& stack) {
   return std::static_pointer_cast<const Captured>(stack)->calls;
 }
 
-// Returns whether `all` are further calls that were made in the innermost of `outer`.
+// Returns whether `all` is the stack `outer` with further calls inside its innermost call.
 bool isDeeper(const Calls& all, const Calls& outer) {
   return all.size() > outer.size() && std::equal(outer.rbegin(), outer.rend(), all.rbegin());
 }
 
-// The stacks that a thread has captured last. Operations issued from the same places, such as the
-// sends and receives of a loop, share them: a new one costs allocations and a system call.
+// The latest stacks of a thread. Operations that were issued from one place, such as the sends of a
+// loop, share a stack: a new stack costs allocations and a system call.
 class Latest {
  public:
   // Returns the stack of these calls. Takes over their references.
@@ -157,7 +156,7 @@ class PythonStacks final : public StackSource {
     static thread_local Calls spare;
     py::gil_scoped_acquire gil;
     letGoOfDropped();
-    auto calls = std::exchange(spare, {});  // the garbage collector may run below and reenter
+    auto calls = std::exchange(spare, {});  // code that the garbage collector runs may reenter
     addFrames(calls, PyThreadState_Get());
     auto stack = latest.of(calls);
     calls.clear();

@@ -25,8 +25,8 @@
 #include "monitor/Heartbeat.hpp"
 #include "recorder/Stack.hpp"
 
-// Function that faulthandler's watchdog calls without the GIL. Not part of Python's stable API:
-// null if this Python lacks it, as from 3.13 on.
+// The function that faulthandler's watchdog calls without the GIL. It is not part of Python's
+// stable API: null if this Python does not export it, as from 3.13 on.
 extern "C" __attribute__((weak)) const char* _Py_DumpTracebackThreads(
     int file, PyInterpreterState* interpreter, PyThreadState* thread);
 
@@ -49,7 +49,7 @@ std::vector<Frames> framesOf(const std::vector<Stack>& stacks) {
   return all;
 }
 
-// Returns a line for each thread that has frames, with the innermost three, from a dump such as
+// Returns a line of the three innermost frames for each thread with frames, from a dump such as
 //   Thread 0x00007f4c561b16c0 (most recent call first):
 //     File "train.py", line 150 in step
 std::vector<std::string> innermost(const std::string& dump) {
@@ -74,17 +74,17 @@ std::vector<std::string> innermost(const std::string& dump) {
   return lines;
 }
 
-// faulthandler's handler of a signal, which this project calls as a function: it writes the stacks
-// of all threads to stderr without the GIL. Null if _Py_DumpTracebackThreads does so. Set before
-// any thread asks for stacks.
+// faulthandler's handler of a signal, which this project calls as a function: `dump` writes the
+// stacks of all threads to stderr without the GIL. Null if _Py_DumpTracebackThreads exists, or if
+// no signal was free. Set before any thread asks for stacks.
 struct FaultHandler {
   int signal = 0;
   void (*dump)(int signal) = nullptr;
 };
 FaultHandler faultHandler;
 
-// Has faulthandler make a handler for a signal that nobody handles, and then has the signal do what
-// it did before. Called with the GIL.
+// Sets `faultHandler`: makes faulthandler register its handler for a signal without a handler, and
+// then restores the signal's former action. Needs the GIL.
 void borrowFaultHandler() {
   for (int number = SIGRTMAX; number >= SIGRTMIN; --number) {
     struct sigaction before{};
@@ -101,7 +101,7 @@ void borrowFaultHandler() {
 }
 
 // Writes the stacks of all threads to `file`, without the GIL. Called in a copy of this process,
-// whose stderr it replaces.
+// and may replace the copy's stderr.
 void dumpStacks(int file) {
   if (_Py_DumpTracebackThreads != nullptr) {
     _Py_DumpTracebackThreads(file, nullptr, nullptr);
@@ -124,8 +124,8 @@ void awaitCopy(pid_t copy) {
   }
 }
 
-// Reads the stacks in a copy of this process. A running thread changes its frames while they are
-// read without the GIL, which can crash the reader; then only the copy crashes.
+// Reads the stacks in a copy of this process, without the GIL. The copy may be made while a thread
+// changes its frames, which can crash the reader; then only the copy crashes.
 std::vector<std::string> readInCopy() {
   const int file = memfd_create("stacks", MFD_CLOEXEC);
   if (file < 0) {
@@ -134,8 +134,8 @@ std::vector<std::string> readInCopy() {
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // the handlers must not run in the copy
-  // Unlike fork(), it runs no atfork handlers of libraries, and its end sends no SIGCHLD.
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // signal handlers must not run in the copy
+  // Unlike fork(), this call runs no atfork handlers, and the copy's end sends no SIGCHLD.
   const auto copy = static_cast<pid_t>(syscall(SYS_clone, 0, nullptr, nullptr, nullptr, nullptr));
   if (copy == 0) {
     prctl(PR_SET_DUMPABLE, 0);  // no core file after a crash
@@ -154,7 +154,8 @@ std::vector<std::string> readInCopy() {
   return innermost(text);
 }
 
-// Returns the places on which two successive readings agree: places of threads that do not run.
+// Returns the lines in which two successive readings agree: they are about threads that do not run.
+// Returns "" if this Python's stacks cannot be read without the GIL.
 std::string readWithoutGil() {
   if ((_Py_DumpTracebackThreads == nullptr && faultHandler.dump == nullptr) ||
       Py_IsInitialized() == 0) {

@@ -23,7 +23,7 @@ Window::Options windowOptions(bool async, Timeout timeout) {
 }  // namespace
 
 void bindWindows(py::module_& module) {
-  // Extends the class, of which Communicator.cpp binds the operations.
+  // Extends the class Communicator, whose operations Communicator.cpp binds.
   py::class_<Comm>(module.attr("Communicator"))
       .def(
           "new_window",

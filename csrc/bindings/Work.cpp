@@ -32,7 +32,8 @@ const char* stateOf(c10d::Work& work) {
 }  // namespace
 
 void bindWork(py::module_& module) {
-  // Python gets this class, by its C++ type, even if torch returns its own class.
+  // Python objects of a Work have this class even if torch's functions return c10d::Work, since
+  // pybind11 goes by the C++ type of the object.
   py::class_<Work, c10::intrusive_ptr<Work>, c10d::Work>(module, "Work")
       .def(
           "__repr__",
@@ -40,7 +41,7 @@ void bindWork(py::module_& module) {
             return "Work(" + work.text() + ", timeout " + inSeconds(work.operation().timeout) +
                    ", " + stateOf(work) + ")";
           })
-      // As in torchcomms_pg/handle.py.
+      // A copy is the Work itself, as in torchcomms_pg/handle.py.
       .def("__copy__", [](py::object self) { return self; })
       .def("__deepcopy__", [](py::object self, const py::dict&) { return self; }, py::arg("memo"));
   module.def(

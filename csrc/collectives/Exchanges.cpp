@@ -1,5 +1,4 @@
-// Collectives in which every rank has data for every other: all-to-all, and the barrier as an
-// exchange without data.
+// Collectives in which every rank sends to every other: all-to-all, and the barrier, without data.
 #include <utility>
 
 #include "collectives/Collectives.hpp"
@@ -12,7 +11,7 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Checks `splits` of `tensor` and returns the number of elements for each rank.
+// Checks `splits` of `tensor` and returns the number of elements in each rank's part.
 std::vector<int64_t> splitCounts(
     const char* what,
     const char* argument,

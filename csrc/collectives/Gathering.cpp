@@ -20,8 +20,8 @@ std::vector<OutputBuffer> buffersOf(const std::vector<at::Tensor>& outputs) {
   return buffers;
 }
 
-// Issues the gathering of `input` on `root`, the only rank whose `target` (OutputBuffer or
-// OutputBuffers) has a value.
+// Issues a gather of the ranks' `input`s on `root`. Only on the root does `target`, an OutputBuffer
+// or OutputBuffers, have a value.
 template <class Target>
 WorkPtr issueGather(
     Communicator& comm,
@@ -121,7 +121,7 @@ WorkPtr Collectives::allGather(const std::vector<at::Tensor>& outputs, const at:
     setCopyBack(call, targets);
     return comm_.issue(std::move(call));
   }
-  // One broadcast from each rank, in one group.
+  // Gathers by one broadcast from each rank, in one group.
   const auto targets = buffersOf(outputs);
   std::vector<Collective> parts;
   for (int root = 0; root < comm_.size(); ++root) {

@@ -16,8 +16,8 @@ void checkTag(const char* what, int tag) {
   TORCH_CHECK_VALUE(tag >= 0, what, ": tag ", tag, " is negative, wanted 0 or more");
 }
 
-// Returns whether a send ends only when the message has been received, as over Gloo: some programs'
-// ranks exit as soon as their sends have ended.
+// Returns whether a send ends only when the message has been received, as Gloo's do: in some
+// programs a rank exits as soon as its sends have ended.
 bool confirms(const Communicator& comm) {
   return comm.group().standsForGloo();
 }

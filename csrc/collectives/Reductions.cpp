@@ -15,8 +15,8 @@ namespace {
 
 constexpr int kFloat8Since = NCCL_VERSION(2, 24, 0);
 
-// Chooses how to reduce, and raises if the library is too old for the dtype. The library itself
-// would only report an invalid argument.
+// Chooses how to reduce. Raises if the library is too old for the dtype: the library's own error
+// would only say that an argument is invalid.
 Reduction chooseReduction(
     const Communicator& comm,
     const char* what,
@@ -39,7 +39,7 @@ Reduction chooseReduction(
   return reduction;
 }
 
-// Describes a collective, whose operator is the sum for what the library only moves.
+// Describes a collective. Its operator is ncclSum if the library only moves the data.
 Collective describe(
     CollectiveKind kind,
     const at::Tensor& input,
@@ -57,14 +57,14 @@ Collective describe(
       .op = reduction.onWire() ? reduction.wireOp() : Operator{}};
 }
 
-// Keeps the factor of a pre-multiplied sum, which an accelerator reads when the operation runs.
+// Keeps the factor of a pre-multiplied sum: an accelerator reads it when the operation runs.
 void keepFactor(PreparedOp& call, const Reduction& reduction) {
   if (reduction.factor().defined()) {
     call.buffers.push_back(reduction.factor());
   }
 }
 
-// Has the library reduce `input` into `output`.
+// Has the library reduce the ranks' `input`s into `output`.
 void setReduction(
     PreparedOp& call,
     CollectiveKind kind,
@@ -77,8 +77,8 @@ void setReduction(
   keepFactor(call, reduction);
 }
 
-// Has the library bring the ranks' inputs into `parts`, and the epilogue reduce them into `target`.
-// `target` has no value on ranks that get no result.
+// Has the library move the ranks' inputs into `parts`, and the epilogue reduce `parts` into
+// `target`. `target` has no value on a rank that gets no result.
 void setLocalReduction(
     PreparedOp& call,
     CollectiveKind kind,
@@ -98,7 +98,8 @@ void setLocalReduction(
   }
 }
 
-// Sets how equal parts of the contiguous `input` are reduced into `output`.
+// Has the operation reduce the ranks' `input`s, contiguous and of equal parts, and set `output` to
+// this rank's part of the result.
 void setReduceScatter(
     const Communicator& comm,
     PreparedOp& call,
@@ -206,7 +207,7 @@ WorkPtr Collectives::reduceScatter(
   const auto reduction = chooseReduction(comm_, what, reduceOp, output.scalar_type());
   call.setTensors(inputs, {output}, reduction.name());
 
-  // Otherwise one reduction for each rank, in one group.
+  // Except in this case, the operation is one reduce to each rank, in one group.
   if (sameNumel(inputs) && !(comm_.listsOneByOne() && reduction.onWire())) {
     setReduceScatter(comm_, call, output, call.flat(inputs), reduction);
     return comm_.issue(std::move(call));

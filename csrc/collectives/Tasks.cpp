@@ -6,8 +6,8 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Tag of messages inside a collective. Users' tags are not negative, so it matches none of their
-// messages.
+// Tag of messages inside a collective. Users' tags are not negative, so this tag matches none of
+// their messages.
 constexpr int kExchangeTag = -1;
 
 }  // namespace

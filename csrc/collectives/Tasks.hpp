@@ -1,4 +1,4 @@
-// Tasks of more than one call, and the copies back of their results.
+// Sets tasks of several library calls, and epilogues that copy results to the caller's tensors.
 #pragma once
 
 #include <vector>
@@ -8,14 +8,14 @@
 
 namespace torchcomms_pg {
 
-// Elements that are sent to one peer or received from it.
+// Elements that this rank sends to one peer, or receives from it.
 struct Part {
   void* data;
   size_t count;
   int peer;
 };
 
-// Has the operation send `sends` and receive `receives`, of `type`, in one group.
+// Has the operation send `sends` and receive `receives` in one group. All elements have `type`.
 void setExchange(
     const Communicator& comm,
     PreparedOp& call,
@@ -23,11 +23,11 @@ void setExchange(
     std::vector<Part> receives,
     ncclDataType_t type);
 
-// Has the operation run collectives of one type and one operator in one group.
+// Has the operation run collectives, which share one type and one operator, in one group.
 void setGrouped(const Communicator& comm, PreparedOp& call, std::vector<Collective> collectives);
 
-// Has the operation copy the buffer of `target`, an OutputBuffer or OutputBuffers, to its tensors
-// if it has one.
+// Has the epilogue copy the buffer of `target`, an OutputBuffer or OutputBuffers, to its tensors.
+// Sets no epilogue if `target` has no buffer.
 template <class Target>
 void setCopyBack(PreparedOp& call, const Target& target) {
   if (target.needsCopy()) {

@@ -30,8 +30,8 @@ std::shared_ptr<BackwardPass> BackwardPass::join(const std::shared_ptr<ArrivalLo
   if (!last.pass || last.task != task) {
     last = {task, std::make_shared<BackwardPass>()};
     last.pass->log_ = log;
-    // Runs before DDP's callback, which waits: DDP queues its own with the last collective of a
-    // pass.
+    // This callback runs before DDP's, which waits: DDP queues its callback later, with the last
+    // collective of the pass.
     torch::autograd::Engine::get_default_engine().queue_callback(
         [known = std::weak_ptr(last.pass)] {
           if (const auto pass = known.lock()) {

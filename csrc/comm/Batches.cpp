@@ -22,7 +22,7 @@ void Batches::dropEnded() {
   if (!any()) {
     return;
   }
-  std::vector<Batch> ended;  // freed, and warned about, without the lock
+  std::vector<Batch> ended;  // warned about and freed after the lock is released
   {
     std::lock_guard lock(mutex_);
     for (auto it = batches_.begin(); it != batches_.end();) {
@@ -85,14 +85,14 @@ std::optional<size_t> Batches::enter() {
 }
 
 void Batches::open(OpKind parts, std::vector<at::Tensor> inputs, bool scoped) {
-  // Works on a failed communicator, too: torch wraps the abort of groups in batches.
+  // Must not raise on a failed communicator: torch aborts groups in a coalescing context.
   PreparedOp call;
   call.op.kind = OpKind::coalesced;
   call.op.parts = parts;
   call.inputs = std::move(inputs);
   auto work = comm_.newWork(call);
   std::lock_guard lock(mutex_);
-  // Replaces a batch that an exception between start and end left open, which was never launched.
+  // Replaces a batch that an exception between start() and end() left open and not launched.
   const bool isNew =
       batches_.insert_or_assign(threadLife(), Batch{{}, std::move(work), scoped, gettid()}).second;
   open_.fetch_add(isNew ? 1 : 0, std::memory_order_relaxed);
@@ -149,7 +149,7 @@ void Batches::check() {
 
 void Batches::check(const std::vector<PreparedOp>& calls) const {
   if (comm_.device() == at::kCPU) {
-    return;  // the library checks them
+    return;  // the library checks messages of a rank to itself
   }
   std::vector<Elements> sent;
   std::vector<Elements> received;

@@ -17,13 +17,14 @@ namespace torchcomms_pg {
 class Communicator;
 
 // The batches of operations, at most one for each thread. start() and end() are c10d's coalescing,
-// which an exception may leave open. enter() and leave() or cancel() bracket a scope, which always
-// ends. Both may nest in a scope, and a scope in c10d's coalescing; the outermost of them launches
-// all operations. If a thread ends with an open batch, the batch is dropped with a warning.
+// which an exception may leave open. enter() and leave() or cancel() are the begin and the end of a
+// scope, which always ends. A scope may contain scopes and c10d's coalescing, and c10d's coalescing
+// may contain scopes; the outermost of them launches all operations. If a thread ends with an open
+// batch, the batch is dropped with a warning.
 //
-// On an accelerator a batch runs after what is queued in each stream in which its operations were
-// issued, and these streams go on after it: torch may reuse the memory of the operations' tensors
-// in the order of these streams. Thread-safe.
+// On an accelerator a batch runs after all work queued so far in the streams in which its
+// operations were issued. These streams then wait for the batch, since torch may reuse the memory
+// of the operations' tensors in the order of these streams. Thread-safe.
 class Batches {
  public:
   explicit Batches(Communicator& comm) : comm_(comm) {}
@@ -31,21 +32,22 @@ class Batches {
   // Makes add() collect the calling thread's operations from now on. `parts`, `inputs`: the kind
   // and the tensors that a profile shows, if known.
   void start(OpKind parts = OpKind::coalesced, std::vector<at::Tensor> inputs = {});
-  // Launches the collected operations; those that streams order run in one group of the library.
-  // Returns null if no operation was collected, or if an enclosing scope will launch them.
+  // Launches the collected operations and returns the batch's Work. Several operations run in one
+  // group of the library, unless all are messages that no stream orders. Returns null if no
+  // operation was collected, or if an enclosing scope will launch them.
   WorkPtr end();
 
-  // Does the same as start(). Returns the number of operations in the batch that it joins, or
+  // Begins a scope. Returns the number of operations in the open batch, which the scope joins, or
   // nullopt if no batch was open.
   std::optional<size_t> enter();
-  // Does the same as end(), for a scope that enter() has begun with the result `joined`. Returns
-  // the Work of the enclosing batch if it has joined one.
+  // Ends the scope for which enter() returned `joined`. If the scope joined a batch, returns the
+  // batch's Work; otherwise launches the operations, as end() does.
   WorkPtr leave(std::optional<size_t> joined);
-  // Ends such a scope, and drops its operations.
+  // Ends the scope for which enter() returned `joined`, and drops the scope's operations.
   void cancel(std::optional<size_t> joined);
 
-  // Checks the messages of this rank to itself in the batch that end() would launch, if it is on an
-  // accelerator. Every launch does the same.
+  // Raises ValueError if this rank's messages to itself do not match in the batch that end() would
+  // launch. Does nothing on the CPU, where the library checks them. Every launch repeats the check.
   void check();
 
   // Drops the calling thread's batch, without launching it.
@@ -53,8 +55,8 @@ class Batches {
   // Drops the batches of threads that have ended.
   void dropEnded();
 
-  // Returns whether any thread has a batch open. Without batches, an operation costs no more than
-  // this check.
+  // Returns whether any thread has a batch open. If none has, an operation pays only for this
+  // check.
   bool any() const { return open_.load(std::memory_order_relaxed) > 0; }
   // Returns whether the calling thread has a batch open.
   bool open() { return any() && find() != nullptr; }

@@ -13,7 +13,7 @@ namespace torchcomms_pg {
 struct BlockingCall::State {
   State(const Library& api, Body body) : api(api), body(std::move(body)) {}
 
-  // Takes the communicator. Call with the mutex held.
+  // Does what BlockingCall::take() does. Call with the mutex held.
   ncclComm_t take() {
     return done && result == ncclSuccess ? std::exchange(made, nullptr) : nullptr;
   }

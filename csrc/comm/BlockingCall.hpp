@@ -13,16 +13,17 @@
 namespace torchcomms_pg {
 
 // Runs the calls that make or end a communicator of libnccl, so that a caller can give up waiting.
-// Communicators of libnccl are blocking: a nonblocking one starts a thread for each operation
-// (NCCL's src/group.cc, groupLaunchNonBlocking), may be asked for its state by one thread at a
-// time, and keeps a wrong argument as a failure for good. An abort from another thread ends a
-// blocked call of a communicator that exists. Thread-safe.
+// Communicators of libnccl are blocking. A nonblocking communicator starts a thread for each
+// operation (NCCL's src/group.cc, groupLaunchNonBlocking), lets only one thread at a time ask for
+// its state, and stays failed after a wrong argument. If a call in an existing communicator blocks,
+// an abort from another thread ends the call. Thread-safe.
 class BlockingCall {
  public:
   using Body = std::function<ncclResult_t(ncclComm_t* made)>;
 
-  // Starts `body` on `device`. `body` may outlive this object and everything else of the caller.
-  // Raises std::runtime_error if no thread can be started.
+  // Starts a thread that calls `body` with `device` as the current device. `body` owns what it
+  // uses, since the call may outlive this object and its owner. Raises std::runtime_error if no
+  // thread can be started.
   BlockingCall(const Library& api, c10::Device device, Body body);
   ~BlockingCall() { leave(); }
   BlockingCall(const BlockingCall&) = delete;
@@ -34,13 +35,14 @@ class BlockingCall {
 
   // Return the result and the error of a call that is done.
   ncclResult_t result() const;
-  std::string text() const;  // the library's or the exception's; empty without an error
+  std::string text() const;  // text of the library or of an exception; empty without an error
 
-  // Takes the communicator that a successful call has made. Returns null if it has been taken or
-  // left.
+  // Returns the communicator that a successful call has made, for the caller to own. Returns null
+  // before the call's end, after an error, and after an earlier take() or leave().
   ncclComm_t take();
 
-  // Aborts the communicator that the call has made or will make, unless it is taken. Does not wait.
+  // Aborts the communicator that the call has made or will make, unless it was taken. Does not wait
+  // for the call to end.
   void leave();
 
  private:

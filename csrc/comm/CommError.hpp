@@ -13,16 +13,16 @@
 
 namespace torchcomms_pg {
 
-// A failure and all that is known of it. `message` is complete by itself.
+// A failure and all that is known of it. `message` can be understood without the other fields.
 struct Failure {
   c10d::ErrorType type = c10d::ErrorType::COMM_ERROR;
   std::string message;
   std::string op;            // e.g. "all_reduce"; empty if no operation was involved
-  uint64_t seq = 0;          // the operation's sequence number
+  uint64_t seq = 0;          // the operation's sequence number, or 0
   std::string group;         // the group's name
   std::vector<int> ranks{};  // group ranks that did not arrive, died or aborted, if known
-  std::string verdict{};     // the diagnosis of the ranks, if one was made
-  bool endsProcess = false;  // the next call ends the process, after a failure elsewhere
+  std::string verdict{};     // the verdict's text; empty if there was no diagnosis
+  bool endsProcess = false;  // after a failure of other ranks: the next call ends the process
 
   std::string text() const { return verdict.empty() ? message : message + "\n" + verdict; }
 };

@@ -13,10 +13,10 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Limit of the time for which a failure waits for a thread that launches an operation.
+// Limit of the time for which failNow() waits for a thread that launches an operation.
 constexpr std::chrono::seconds kOrderPatience{1};
 
-// Time limit for ending communicators.
+// Limit of the wait for libnccl to end a communicator.
 SharedPatience endPatience{CommHandle::kReleasePatience};
 
 void giveBack(const Library& api, ncclComm_t comm, bool failed, bool blocks) {
@@ -45,7 +45,7 @@ ncclResult_t CommHandle::join() {
     if (!joining_->done()) {
       return ncclInProgress;
     }
-    const std::lock_guard lock(mutex_);  // fail() finds the communicator in comm_, or in the call
+    const std::lock_guard lock(mutex_);  // failNow() finds the communicator in comm_ or joining_
     if (ready_.load(std::memory_order_relaxed)) {
       return ncclSuccess;
     }
@@ -136,7 +136,7 @@ void CommHandle::failNow() {
       takeDevice(device_);
     }
   } catch (const std::exception&) {
-    // The driver is being unloaded, or the device has failed: the library will notice by itself.
+    // The driver is being unloaded, or the device has failed: the library's calls will fail, too.
   }
   ncclComm_t comm = nullptr;
   {
@@ -148,14 +148,16 @@ void CommHandle::failNow() {
   }
   auto state = ncclInvalidUsage;
   if (comm != nullptr && api_.has(Feature::revoke)) {
-    // While NCCL revokes, no thread may launch: NCCL would let such an operation spin for ever. The
-    // wait for a launching thread is limited, since only the revocation releases one that is stuck.
+    // While NCCL revokes, no thread may launch: the launched operation would spin for ever. The
+    // wait for a launching thread is limited, since only the revocation releases a thread that is
+    // stuck in a launch.
     const std::unique_lock order(orderMutex_, kOrderPatience);
     state = api_.commRevoke(comm, NCCL_REVOKE_DEFAULT);
   }
   bool revoked = state == ncclSuccess;
-  // A revocation in host memory goes on in the background. The state afterwards may still be the
-  // failure's.
+  // Over shared memory, commRevoke may return before the revocation has ended. The communicator may
+  // still report the failure then: any state but ncclInProgress means that the revocation has
+  // ended.
   const auto patience = Clock::now() + kReleasePatience;
   while (state == ncclInProgress && Clock::now() < patience) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -219,7 +221,7 @@ std::string CommHandle::close(bool failed) {
   }
   const std::unique_lock failing(failMutex_, kReleasePatience);
   if (!failing.owns_lock()) {
-    return "";  // libnccl hangs while failing: leaks it rather than hang, too
+    return "";  // failNow() hangs in libnccl: leaks the communicator
   }
   endJoining(failed);
   ncclComm_t comm = nullptr;
@@ -261,8 +263,8 @@ std::string CommHandle::end(ncclComm_t comm, bool failed) {
   }
   const auto mismatch = std::make_shared<std::string>();
   const auto call = endDetached([&api = api_, comm, failed, blocks = blocks_, mismatch] {
-    // Reports only a mismatch: other errors mean that a peer has left or failed, which a rank that
-    // leaves itself may ignore.
+    // Reports only a mismatch: other errors mean that a peer has left or failed, which does not
+    // matter to a rank that is leaving, too.
     if (!failed && api.commFinalize(comm) == ncclInvalidUsage) {
       *mismatch = api.getLastError(comm);
     }

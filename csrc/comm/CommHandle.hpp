@@ -20,8 +20,8 @@
 namespace torchcomms_pg {
 
 // Owns the library's communicator. Thread-safe. Call close() only when nothing is in flight. In a
-// forked child it makes no calls of the library and ends nothing: the memory and connections belong
-// to the parent's rank, and the threads do not exist.
+// forked child a CommHandle does not call the library and ends nothing: the memory and connections
+// belong to the parent's rank, and the library's threads do not exist.
 class CommHandle {
  public:
   // A communicator that may still be initializing, or the call that makes one.
@@ -42,18 +42,19 @@ class CommHandle {
   // Returns whether calls that make or end communicators may block; see BlockingCall.
   bool blocks() const { return blocks_; }
 
-  // Returns null until all ranks have joined, and after the communicator has been freed.
+  // Returns the communicator, which may still be initializing. Returns null while a BlockingCall
+  // makes the communicator, and after the communicator's end.
   ncclComm_t get() const { return comm_.load(std::memory_order_acquire); }
 
-  // Returns whether all ranks have joined, as far as join() has found out.
+  // Returns whether join() has found that all ranks have joined.
   bool ready() const { return ready_.load(std::memory_order_acquire); }
 
-  // Checks whether all ranks have joined. Returns ncclInProgress if they have not yet, or an error
-  // if they never will.
+  // Checks whether all ranks have joined. Returns ncclSuccess if so, ncclInProgress if some rank
+  // has not joined yet, or the error if joining has failed.
   ncclResult_t join();
 
-  // Calls `body` with the communicator, which is not freed meanwhile. Does nothing if there is no
-  // communicator.
+  // Calls `body` with the communicator, which is not freed meanwhile. Does nothing without a
+  // communicator and in a forked child.
   template <class Body>
   void with(Body&& body) const {
     if (!process_.isThis()) {
@@ -65,63 +66,66 @@ class CommHandle {
     }
   }
 
-  // Returns the library's asynchronous error. Does not block.
+  // Returns the library's asynchronous error, or ncclSuccess without a communicator. Does not
+  // block.
   ncclResult_t state() const;
-  // Returns the same after an operation was launched, or ncclInvalidUsage if an end that gave up
-  // waiting has freed the communicator: whether the operation has succeeded is then unknown.
+  // Does the same for an operation that was launched, but returns ncclInvalidUsage without a
+  // communicator: a close() that gave up waiting for the operation has then freed it, and the
+  // outcome is unknown.
   ncclResult_t stateAfterLaunch() const;
   bool failed() const {
     const auto now = state();
     return now != ncclSuccess && now != ncclInProgress;
   }
 
-  // Returns the asynchronous error with the library's text, which may be empty or from an earlier
-  // error, and with the ranks that the library waits for, if known.
+  // Returns the asynchronous error, the library's text and missingRanks(). The text may be empty or
+  // belong to an earlier error.
   host::NcclError report() const;
   std::vector<int> missingRanks() const;
   bool absenceIsCertain() const { return api_.absenceIsCertain(); }
 
-  // Adds `times` to the request count that the monitors of this host's ranks poll, and returns the
-  // count, or 0 if the library has none.
+  // Adds `times` to the counter that the monitors of this host's ranks poll, and returns the sum,
+  // or 0 if the library has no such counter.
   uint64_t ring(uint64_t times) const;
 
-  // Makes the library fail on all ranks, which releases threads that are blocked in it. Does not
-  // block: libnccl is revoked or aborted in another thread, which keeps `owner` alive. Has an
-  // effect once.
+  // Fails the communicator, which releases threads that are blocked in the library. Feature::fail
+  // does so on all ranks. libnccl's communicator is revoked or aborted on this rank only, by a
+  // separate thread, which keeps `owner` alive. Does not block. Has an effect once.
   void fail(const Failure& failure, std::shared_ptr<const void> owner);
-  // Returns whether the thread of fail() is still busy.
+  // Returns true from fail() on until its thread has revoked libnccl's communicator, or has taken
+  // it away to abort it.
   bool failing() const { return failing_ && !released_; }
 
-  // Makes a communicator without the excluded ranks. Throws NcclError: with ncclInProgress if not
-  // all remaining ranks arrived by the deadline.
+  // Makes and returns a communicator without the excluded ranks. Throws NcclError; its result is
+  // ncclInProgress if some remaining rank has not arrived by the deadline.
   ncclComm_t shrink(
       const std::vector<int>& excluded,
       int flags,
       const NcclConfig& config,
       Clock::time_point deadline) const;
 
-  // Ends the communicator, even while ranks are joining, and frees what was kept. `failed`: does
-  // not finish what peers might wait for. Returns the library's text if the ranks' last operations
-  // do not match.
+  // Ends the communicator, even while ranks are joining, and drops the objects of keepUntilEnd().
+  // If `failed`, aborts the communicator, and does not finish what peers might wait for. Returns
+  // the library's text if the ranks' last operations do not match, otherwise "".
   std::string close(bool failed);
 
   // Ends the communicator without waiting, if close() was not called.
   void discard(bool failed);
-  // Leaves the communicator to the parent process.
+  // Forgets the communicator, which belongs to the parent process.
   void forget();
 
   // Keeps `object` until the communicator has ended.
   void keepUntilEnd(std::shared_ptr<const void> object);
 
-  // Blocks all other operations that are about to enter the library. Streams must hold operations
-  // in the order in which the library receives them: otherwise the first could wait behind the
-  // second, which waits for the first.
+  // Keeps other threads from passing operations to the library while the result lives. Streams must
+  // hold operations in the order in which the library receives them. Otherwise an operation could
+  // be queued in a stream behind a later one that waits for it.
   [[nodiscard]] auto holdOrder() { return std::unique_lock(orderMutex_); }
 
-  // Memory that is registered with the communicator.
+  // Returns the memory that is registered with the communicator.
   Registrations& registrations() { return registrations_; }
 
-  // Sets whether the communicator's memory is suspended. Returns whether that is a change.
+  // Sets whether the communicator's memory is suspended. Returns whether the value has changed.
   bool setSuspended(bool suspended) { return suspended_.exchange(suspended) != suspended; }
   bool suspended() const { return suspended_.load(std::memory_order_acquire); }
   void refuseSuspended(const std::string& group) const {
@@ -132,8 +136,8 @@ class CommHandle {
         "' is suspended; call resume() on all of its ranks first");
   }
 
-  // Records that graphs hold operations of the communicator: libnccl ends it only after those
-  // graphs.
+  // Records that graphs hold operations of the communicator: libnccl then ends the communicator
+  // only after these graphs have been destroyed.
   void noteCaptured() { captured_.store(true, std::memory_order_relaxed); }
   bool captured() const { return captured_.load(std::memory_order_relaxed); }
 
@@ -141,29 +145,29 @@ class CommHandle {
   // Returns the library's asynchronous error, or `freed` without a communicator.
   ncclResult_t stateOr(ncclResult_t freed) const;
   void failNow();
-  // Returns whether the communicator must stay until the process ends. NCCL frees a revoked one
-  // without waiting for its graphs (src/init.cc, commReclaim), whose destruction then uses it
-  // (src/enqueue.cc, persistentDestructor).
+  // Returns whether the communicator must stay until the process ends. NCCL frees a revoked
+  // communicator without waiting for its graphs (src/init.cc, commReclaim). Their destruction would
+  // then use freed memory (src/enqueue.cc, persistentDestructor).
   bool leftToGraphs() const { return captured_ && revoked_; }
   void endJoining(bool failed);
   std::string end(ncclComm_t comm, bool failed);
-  // Calls `body`, which ends the communicator: in a separate thread if it may block. Returns null
-  // if `body` was called in this thread.
+  // Calls `body`, which ends the communicator. If `body` may block, calls it in a separate thread
+  // and returns that call; otherwise returns null.
   template <class Body>
   std::unique_ptr<BlockingCall> endDetached(Body body) const;
 
   const Library& api_;
   const c10::Device device_;
   const bool blocks_;
-  const OwnProcess process_;  // the process that has joined the ranks
-  mutable std::mutex mutex_;  // held to replace comm_ or to make it fail, never for long
+  const OwnProcess process_;  // the process that made this object
+  mutable std::mutex mutex_;  // held to replace comm_ or to use it, never for long
   std::atomic<ncclComm_t> comm_;
   const std::unique_ptr<BlockingCall> joining_;  // makes comm_; null if comm_ was given
   std::atomic<bool> ready_{false};
   std::atomic<bool> captured_{false};
   std::atomic<bool> revoked_{false};  // libnccl has revoked the communicator
   std::atomic<bool> suspended_{false};
-  std::timed_mutex failMutex_;  // held while libnccl is made to fail
+  std::timed_mutex failMutex_;  // held by failNow() and close()
   std::atomic<bool> failing_{false};
   std::atomic<bool> released_{false};  // set by the thread that fail() starts
   std::timed_mutex orderMutex_;

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::chrono::microseconds kJoinPoll{200};
 
-// Returns the name of the backend for users; a communicator without a process group has none.
+// Returns the backend's name for users, which is "torchcomms" without a process group.
 std::string backendName(const Group& group) {
   return group.backend.empty() ? "torchcomms" : group.backend;
 }
@@ -118,7 +118,7 @@ bool Communicator::initialized(const Operation& op) {
   if (C10_LIKELY(library_.ready())) {
     return true;
   }
-  usable();  // throws what the monitor has found, such as a missed deadline
+  usable();  // raises a failure that the monitor has found, such as a missed deadline
   const auto result = library_.join();
   if (result != ncclSuccess && result != ncclInProgress) {
     std::rethrow_exception(failureState_.error(op, result));
@@ -165,7 +165,7 @@ PreparedOp Communicator::prepare(OpKind kind, const Options& options) const {
 }
 
 WorkPtr Communicator::newWork(const PreparedOp& call) {
-  // The result of a send is the sent tensors, as with torch's nccl.
+  // The results of a send are the sent tensors, as in ProcessGroupNCCL.
   const auto& results = call.op.kind == OpKind::send ? call.inputs : call.outputs;
   auto work = c10::make_intrusive<Work>(shared_from_this(), rank_, call.op, call.inputs, results);
   work->setTimed(timed());
@@ -259,7 +259,7 @@ void Communicator::tellEnd(
     Clock::time_point started,
     Clock::time_point finished) {
   if (const auto hook = groupHooks_.end()) {
-    // The caller of a synchronous operation got no Work.
+    // Hides the Work of a synchronous operation, which only measures the duration.
     (*hook)(op, op.async ? work.get() : nullptr, started, finished);
   }
   hooks_->tellEnd(op, work, error, started, finished);

@@ -34,20 +34,21 @@ namespace torchcomms_pg {
 
 class DiagnosisClient;
 
-// A communicator, as one rank holds it. Operations are in Collectives.hpp, Window.hpp and
-// RegisteredMemory.hpp. Each prepares one operation and passes it to issue(). An operation with
-// `async` false on CPU tensors runs in the calling thread; otherwise a Work reports its end. A
-// caller that gets no Work gets null. On an accelerator every operation is queued and the call
-// returns at once: with `async` false in the caller's current stream, else in the communicator's.
+// A communicator, as one rank holds it. Collectives.hpp and Window.hpp prepare operations and pass
+// them to issue() or launch(). RegisteredMemory.hpp has operations without a stream. On CPU
+// tensors, a call with `async` false returns when the operation has ended; with `async` true it
+// returns a Work. On an accelerator every call returns when its operation is queued: with `async`
+// false in the caller's current stream, else in the communicator's. A call that makes no Work
+// returns null.
 //
-// State is kept by the parts, each with the lock that guards it. Thread-safe.
+// The parts keep the state, each with its own lock. Thread-safe.
 class Communicator final : public std::enable_shared_from_this<Communicator>,
                            public Monitor::Watched,
                            public GroupActivity {
  public:
-  // The device of the tensors. `highPriority`: the priority of an accelerator's streams. `pair`:
-  // the two ranks of the group that this communicator connects, for messages between them; empty if
-  // it connects all ranks.
+  // The device of the tensors. `highPriority`: whether an accelerator's streams have high priority.
+  // `pair`: the two ranks of the group that this communicator connects, for messages between them;
+  // empty if it connects all ranks.
   struct Place {
     c10::Device device{c10::DeviceType::CPU};
     bool highPriority = false;
@@ -60,7 +61,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
     std::optional<Milliseconds> timeout;  // the communicator's by default
   };
 
-  // Takes over `made`, which was made with `config`. Construct by Monitor::watch().
+  // Takes over `made`, which was made with `config`. Construct with Monitor::watch().
   Communicator(
       const Library& api,
       CommHandle::Made made,
@@ -81,9 +82,9 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   bool endsUnseen() const override { return false; }
   Milliseconds relaxed() const override;
   const at::Device& device() const { return place_.device; }
-  // Returns whether the tensors of a list are moved one by one and in place, rather than through
-  // one copy of all. Memory of an accelerator is scarce; in host memory an operation for each rank
-  // costs more than a copy. The result is the same on all ranks, whatever their tensors.
+  // Returns whether the tensors of a list are communicated one by one and in place, rather than
+  // through one buffer for all. Memory of an accelerator is scarce; in host memory an operation for
+  // each rank costs more than copies. The result is the same on all ranks, whatever their tensors.
   bool listsOneByOne() const { return executor_->queues(); }
   const std::vector<int>& pair() const { return place_.pair; }
   // Returns the rank's number in the library's communicator.
@@ -107,15 +108,16 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
 
   // Joining.
   //
-  // Returns whether every rank has joined. If joining has failed, or the communicator has failed
-  // since, raises that as the error of `op`, which needs the ranks.
+  // Returns whether every rank has joined. If some rank has not, and joining or the communicator
+  // has failed, raises that failure. `op`: the operation that needs the ranks.
   bool initialized(const Operation& op = initialization());
-  // Waits until all ranks have joined; raises the same errors.
+  // Waits until every rank has joined. Raises the errors of initialized(), and the exception of a
+  // signal's handler.
   void awaitInitialization(const Operation& op = initialization());
-  // Waits until all ranks have joined, like an operation with this timeout. Raises CommError if not
-  // all ranks join.
+  // Does the same for at most `timeout`, which the monitor watches like an operation's timeout.
+  // Raises CommError if some rank has not joined by then.
   void awaitRanks(Milliseconds timeout);
-  // Returns the library's communicator, once all ranks have joined. This object owns it.
+  // Waits until every rank has joined. Returns the library's communicator, which this object owns.
   ncclComm_t handle();
 
   // Issue, in the order of an operation's life.
@@ -129,9 +131,10 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
     }
     return launch(std::move(call));
   }
-  // Launches the operation. `work`: a batch's Work, which the caller already has.
+  // Launches the operation, with hooks. Returns its Work or null. `work`: for a batch, the Work
+  // that was made when the batch was opened.
   WorkPtr launch(PreparedOp call, WorkPtr work = nullptr);
-  // Does the same as launch(), without hooks.
+  // Does the same as launch(), without hooks and checks.
   WorkPtr start(PreparedOp& call, WorkPtr work);
   // Waits for the end of `work`, see Work::wait. `onHost`: the calling thread waits, even on an
   // accelerator.
@@ -144,53 +147,53 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
       Clock::time_point started,
       Clock::time_point finished);
   WorkPtr newWork(const PreparedOp& call);
-  // Makes the Work of an operation that has already finished.
+  // Makes the Work of an operation that has finished.
   WorkPtr finishedWork(
       OpKind kind, std::vector<at::Tensor> outputs, std::optional<uint64_t> seq = std::nullopt);
-  // Returns the library's communicator, or null until the ranks have joined. Raises if no operation
-  // can be issued any more.
+  // Returns CommHandle::get(). Raises if no operation can be issued any more.
   ncclComm_t usable() const;
   // Waits until nothing is in flight, see Executor::drain.
   void drain();
 
-  // Number of collectives issued so far.
+  // Returns the number of collectives issued so far.
   uint64_t sequenceNumber() const { return issued_.collectives(); }
   const IssueCounts& issued() const override { return issued_; }
 
-  // From now on, gives every operation a Work that knows its duration, even a synchronous
-  // operation.
+  // Gives every operation from now on, even a synchronous one, a Work that knows its duration.
   void enableTiming() { timing_.store(true, std::memory_order_relaxed); }
   bool timed() const { return timing_.load(std::memory_order_relaxed); }
 
-  // Makes a communicator of the listed ranks of this one, in that order; returns null if the list
-  // is empty. Collective over all ranks, also for a rank with a wrong list: ValueError is then
-  // raised on this rank and on the ranks that would have been in its new group. `config`: this
-  // communicator's by default. `named`: NCCL is given the group's name.
+  // Makes and returns a communicator of the listed ranks, in the order of the list; returns null
+  // for an empty list. Collective over all ranks, even those with a wrong list. A rank with a wrong
+  // list raises ValueError, and so do the ranks whose lists contain that rank. `config`: this
+  // communicator's by default. `named`: whether NCCL gets the group's name.
   std::shared_ptr<Communicator> split(
       const std::vector<int>& ranks,
       Group group,
       Milliseconds timeout,
       const std::optional<NcclConfig>& config = std::nullopt,
       bool named = false);
-  // Number of splits so far, without those that a hook has cancelled. The same on every rank.
+  // Returns the number of splits so far, without those that a hook has cancelled. The same on every
+  // rank.
   uint64_t splits() const { return splits_; }
-  // Makes a communicator without the excluded ranks, with this one's configuration. The excluded
-  // ranks do not call this, and may be dead. With `abort`, operations in flight fail first.
+  // Makes and returns a communicator without the excluded ranks, with this communicator's
+  // configuration. The excluded ranks do not call shrink(), and may be dead. With `abort`,
+  // operations in flight fail first.
   std::shared_ptr<Communicator> shrink(
       const std::vector<int>& excluded, bool abort, Group group, Milliseconds timeout);
 
-  // Takes over the users' hooks and recorders of `former`, which this communicator replaces. Call
-  // before the first operation.
+  // Takes over the users' hooks, recorders and settings of `former`, which this communicator
+  // replaces. Call before the first operation.
   void inheritFrom(const Communicator& former);
-  // Closes a communicator that has a successor: operations in flight fail, and hooks are not
-  // called, since the successor has them.
+  // Closes a communicator that has a successor: operations in flight fail. Unlike close(), calls no
+  // hooks of finalize and clears no hooks, since the successor has them.
   void retire(const char* why);
 
   // Waits for operations in flight, then frees the library's communicator. Idempotent; later
   // operations raise. Raises CommError, once all is freed, if the ranks' last operations do not
   // match and no error has reported that. If the handler of a signal calls close() in the middle of
-  // a call in the communicator, close() fails that call, and the resources are freed when that call
-  // has been left.
+  // a call in the communicator, close() fails that call. The communicator is then freed when the
+  // thread leaves that call.
   void close();
   bool closed() const override { return closed_.load(std::memory_order_acquire); }
 
@@ -209,7 +212,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   FailureState& failureState() { return failureState_; }
   const FailureState& failureState() const { return failureState_; }
   Batches& batches() { return batches_; }
-  // Users' hooks on every operation, cleared when the communicator is closed. Shared, so that a
+  // Returns users' hooks on every operation, which close() clears. The object is shared, so that a
   // hook can be removed after the communicator's end.
   const std::shared_ptr<Hooks>& hooks() const { return hooks_; }
   GroupHooks& groupHooks() { return groupHooks_; }

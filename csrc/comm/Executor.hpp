@@ -1,4 +1,4 @@
-// Execution of a communicator's operations: the place and the order.
+// Execution of a communicator's operations: where, and in which order.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -14,44 +14,45 @@ namespace torchcomms_pg {
 class AcceleratorDevice;
 class Communicator;
 
-// Runs operations. Host memory and the streams of an accelerator have an executor each, which holds
-// all that differs between them. Thread-safe.
+// Runs operations. HostExecutor is for host memory, StreamExecutor for an accelerator's streams;
+// all that differs between the two is in these classes. Thread-safe.
 class Executor {
  public:
   virtual ~Executor() = default;
 
-  // Prepares the operation before it is numbered, and notes whether a graph captures it. Raises
-  // std::runtime_error if a thread that it needs cannot be started.
+  // Starts the threads that the operation needs, and notes whether a graph captures it. Call before
+  // the operation is numbered. Raises std::runtime_error if a thread cannot be started.
   virtual void prepare(Operation& op) = 0;
 
   // Runs the operation, or queues it. `work` is null if the caller gets no Work.
   virtual void run(PreparedOp& call, const WorkPtr& work) = 0;
 
   // Waits for the end of `work`, see Work::wait. `onHost`: the calling thread waits, even if the
-  // current stream could. Does not raise the operation's own error.
+  // current stream could. If `work` has finished, does not raise its error.
   virtual void await(Work& work, Milliseconds timeout, bool onHost) = 0;
 
   // Makes the current stream wait for the end of `work`, or the calling thread if the device has no
   // streams.
   virtual void awaitInStream(Work& work) = 0;
 
-  // Waits until nothing is in flight: operations end with their peers, or at their deadlines. If a
-  // signal interrupts it, aborts and raises what the handler raised. `messages`: limit of the wait
-  // for messages that no stream orders.
+  // Waits until nothing is in flight: operations end with their peers, or at their deadlines. In
+  // host memory, if a signal's handler raises, fails the communicator and raises the handler's
+  // exception. On an accelerator, returns at the latest 10 s after a failure. `messages`: limit of
+  // the wait for messages that no stream orders.
   virtual void drain(Milliseconds messages) = 0;
 
-  // Lets the worker finish asynchronous operations that were left to a waiting thread, for a caller
-  // that polls for their end.
+  // Has the worker and the library's thread finish deferred operations, for a caller that needs
+  // their end but does not run them itself.
   virtual void wake() {}
 
-  // Returns whether operations are queued on the device. No thread is then in the library while
-  // they run, or sees it fail.
+  // Returns whether operations are queued on the device. If so, no thread is in the library while
+  // they run, and so no thread sees the library fail.
   virtual bool queues() const = 0;
 
   // Returns the devices of a future's outputs, as ivalue::Future takes them; empty for host memory.
   virtual std::vector<c10::Device> outputDevices() const = 0;
 
-  // Makes Work::wait block the calling thread, even if the current stream could wait.
+  // Sets whether Work::wait blocks the calling thread, even if the current stream could wait.
   virtual void setBlockingWait(bool /*blocking*/) {}
   virtual bool blockingWait() const { return false; }
 
@@ -59,8 +60,8 @@ class Executor {
   virtual AcceleratorDevice* accelerator() const { return nullptr; }
 };
 
-// Makes the executor for tensors on `device`. Raises if this process cannot use it. `highPriority`:
-// the priority of its streams.
+// Makes the executor for tensors on `device`. Raises if this process cannot use the device.
+// `highPriority`: whether an accelerator's streams have high priority.
 std::unique_ptr<Executor> makeExecutor(Communicator& comm, c10::Device device, bool highPriority);
 
 }  // namespace torchcomms_pg

@@ -32,10 +32,10 @@ constexpr Milliseconds kDumpPatience{1500};
 constexpr Milliseconds kLastWords{1000};
 constexpr Milliseconds kPrinting{100};
 
-// True while this thread calls abort hooks. They may call functions that wait for abort hooks.
+// True while this thread calls abort hooks. The hooks may call functions that wait for abort hooks.
 thread_local bool inAbortHook = false;
 
-// Prints, besides the verdict, the line that torch's nccl would print: readers of logs look for it.
+// Prints, besides the verdict, ProcessGroupNCCL's line, for which readers of logs look.
 void printForLogReaders(const Communicator& comm, const std::string& what) {
   if (!comm.group().standsForGloo()) {  // Gloo prints no such line
     printLine("[Rank " + std::to_string(comm.rank()) + "] " + what);
@@ -70,7 +70,7 @@ c10d::ErrorType FailureState::type() const {
 }
 
 std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
-  // The texts contain names and paths from other processes.
+  // The texts contain names and paths from other processes, which may be unprintable.
   failure.message = printable(failure.message);
   failure.verdict = printable(failure.verdict);
   const bool ends = cause != Cause::requested && endsProcess();
@@ -129,7 +129,7 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
       if (end) {
         endProcess(text);
       }
-      inAbortHook = false;  // the thread may run other bodies
+      inAbortHook = false;  // this thread may run other bodies
       done->set_value();
     });
   }
@@ -148,7 +148,7 @@ void FailureState::awaitHooks() const {
   if (done.valid()) {
     done.wait_for(kHookPatience);
   }
-  awaitPrinted(kPrinting);  // prints the verdict before the program can print the error
+  awaitPrinted(kPrinting);  // the verdict appears before the program prints the error
 }
 
 void FailureState::failLibrary(const Failure& failure) {
@@ -214,7 +214,7 @@ std::exception_ptr FailureState::error(const Operation& op, ncclResult_t result)
     failure.ranks = report.ranks;
   }
   if (report.result == ncclSuccess || report.result == ncclInProgress) {
-    return std::make_exception_ptr(CommError(std::move(failure)));  // this call only
+    return std::make_exception_ptr(CommError(std::move(failure)));  // only this call has failed
   }
   failure.message += ofGraphs();
   if (auto verdict = comm_.diagnosis().onFailure(op, result, why)) {
@@ -355,7 +355,7 @@ void FailureState::abortInFlight(const char* why) noexcept {
       failBy(why);
     }
   } catch (...) {
-    // Out of memory while describing the failure. The caller's waits are bounded.
+    // Out of memory while describing the failure. The caller limits its waits.
   }
 }
 
@@ -363,7 +363,7 @@ void FailureState::shrink() {
   if (comm_.inFlight().empty()) {
     return;
   }
-  // NCCL ends the operations' kernels without reporting it.
+  // NCCL ends the operations' kernels without reporting an error.
   set({c10d::ErrorType::COMM_ERROR,
        "group '" + comm_.group().name + "' was shrunk on rank " +
            comm_.group().numberOf(comm_.rank()) + ", which ended its operations",

@@ -21,10 +21,10 @@ namespace torchcomms_pg {
 class Communicator;
 struct Verdict;
 
-// Interval at which a waiting thread checks for pending signal handlers.
+// Interval at which a waiting thread runs the pending handlers of signals.
 constexpr Milliseconds kInterruptInterval{200};
 
-// The communicator's failure. The first one is kept. Thread-safe.
+// Keeps the communicator's first failure. Thread-safe.
 class FailureState {
  public:
   // Cause of a failure. met: an operation of this rank found it. requested: a call on this rank,
@@ -32,21 +32,22 @@ class FailureState {
   // in flight.
   enum class Cause { met, requested, elsewhere };
 
-  // Reason of a failure by which the handler of a signal ends a wait.
+  // Reason of the failure that ends a wait when a signal's handler has raised.
   static constexpr const char* kInterrupt = "an interrupt, such as Ctrl-C";
 
   explicit FailureState(Communicator& comm) : comm_(comm) {}
 
-  // null if none
+  // Returns the failure, or null before the first.
   std::shared_ptr<const Failure> get() const { return failure_.load(); }
   c10d::ErrorType type() const;
 
-  // Sets the failure, and runs hooks and recorders in a separate thread. Returns the communicator's
-  // first failure, which may be another.
+  // Sets the failure unless an earlier one is set, and then has a separate thread write the flight
+  // recorder and call abort hooks. Returns the first failure.
   std::shared_ptr<const Failure> set(Failure failure, Cause cause = Cause::met);
 
-  // Waits until the hooks that set() has started have run, for at most 30 s; then until what is
-  // known of the failure has been printed, for at most 0.1 s.
+  // Waits until the abort hooks that set() has started have run, for at most 30 s; then until
+  // pending output is printed, for at most 0.1 s. In a thread that runs abort hooks, returns at
+  // once.
   void awaitHooks() const;
 
   // Raises the failure as a CommError, or ends the process, see setEndsProcess().
@@ -54,10 +55,10 @@ class FailureState {
   // Returns whether a call has raised the failure, or an operation has ended with it.
   bool told() const { return told_.load(std::memory_order_relaxed); }
 
-  // Sets whether a failure ends the process when the hooks have run, unless it was requested. After
-  // a failure elsewhere, the next call ends the process. No call returns or raises in the meantime.
-  // On an accelerator the library is not aborted, since its streams would then go on with data that
-  // was not reduced.
+  // Sets whether a failure ends the process when the hooks have run, unless a call requested the
+  // failure. After a failure of other ranks, this rank's next call ends the process. Calls that
+  // meet the failure before then neither return nor raise. On an accelerator the library is not
+  // aborted, since its streams would then go on with data that was not reduced.
   void setEndsProcess(bool endsProcess) {
     endsProcess_.store(endsProcess, std::memory_order_relaxed);
   }
@@ -67,49 +68,50 @@ class FailureState {
   Failure describe(c10d::ErrorType type, const Operation& op, const std::string& what) const;
 
   // Returns the error of `op`, for which the library has returned `result`. Sets the failure,
-  // unless the error is of this call only.
+  // unless the library reports that only this call has failed.
   std::exception_ptr error(const Operation& op, ncclResult_t result);
-  // Returns the error of `op`, or null if the library has not failed by now.
+  // Returns the error of `op`, or null if neither the communicator nor the library has failed.
   std::exception_ptr asyncError(const Operation& op);
 
-  // Returns `failure`, the communicator's, worded for `op`, which has ended with it. Another
-  // operation of this rank, possibly of another thread, may have found the failure.
+  // Returns the communicator's `failure`, worded for `op`, which has ended with it. Another
+  // operation, possibly of another thread, may have found the failure.
   Failure endOf(const Operation& op, Failure failure) const;
 
-  // Builds a failure of other ranks that happened while this one was in no operation.
+  // Builds the failure for an error of other ranks while this rank was in no operation.
   Failure elsewhere() const;
 
-  // Fails `op`, which has not ended in time, and the library on all ranks.
+  // Fails `op`, which has not ended within `timeout`, and the library.
   void timeOut(const Operation& op, Milliseconds timeout, const Verdict& verdict);
 
-  // Fails `op`, which waits for `ranks`, whose processes `pids` have died, and the library on all
-  // ranks.
+  // Fails `op` and the library: `op` waits for `ranks`, and their processes `pids` have died.
   void lose(const Operation& op, const std::vector<int>& ranks, const std::vector<int>& pids);
 
-  // Fails every operation on all ranks, now and later. Has an effect once.
+  // Fails all present and later operations, and the library, for the reason `why`. Has an effect
+  // once.
   void failBy(const std::string& why);
   // Does the same as failBy(), then waits for the hooks, for at most 30 s.
   void abort(const std::string& why);
   // Does the same as failBy(), if an operation is in flight.
   void abortInFlight(const char* why) noexcept;
-  // Fails the operations in flight when the communicator is shrunk. Does not fail the library,
-  // which ends them itself.
+  // Sets the failure if operations are in flight when the communicator is shrunk. Does not fail the
+  // library, which ends these operations itself.
   void shrink();
 
-  // Makes the library fail on all ranks.
+  // Makes the library fail, see CommHandle::fail() and setEndsProcess().
   void failLibrary(const Failure& failure);
 
-  // If the calling thread has a pending signal handler, fails the communicator and returns what the
-  // handler raised. Returns null otherwise.
+  // Runs the pending handlers of signals if the calling thread may. If one raises, fails the
+  // communicator and returns the handler's exception; otherwise returns null.
   std::exception_ptr interruption();
 
  private:
-  // Ends the process if `failure` does so with the next call or with an operation in flight. Does
-  // not return while another thread is about to end the process.
+  // Ends the process, after the hooks, if `failure` makes this rank's next call do so, or if
+  // another thread is about to end the process. Otherwise, and in a thread that runs abort hooks,
+  // returns.
   void meet(const Failure& failure) const;
   std::string rankNames(const std::vector<int>& ranks) const;
-  // Returns what a failure means for graphs with operations of the group. Empty if no graph has
-  // any, or if the library's operations end in replays, too.
+  // Returns the part of a failure's message about graphs that hold operations of the group. Empty
+  // if no graph holds any, or if the library ends operations in replays, too.
   std::string ofGraphs() const;
 
   Communicator& comm_;

@@ -1,4 +1,4 @@
-// An operation on an accelerator, from its call until its streams have passed it.
+// An operation on an accelerator, from its call until its stream has passed it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,8 +21,8 @@ namespace torchcomms_pg {
 class Communicator;
 class StreamExecutor;
 
-// State of the operation, for the monitor and for the thread that finishes it. The Work is the
-// caller's: the outputs are released with the caller's last reference to it. Thread-safe.
+// Keeps the operation's state for the monitor and for the thread that finishes the operation. The
+// caller owns the Work: the outputs are released with the caller's last reference. Thread-safe.
 class Flight final : public EventPoller::Awaited {
  public:
   // Tracks `op` of `comm`, whose executor is `executor`.
@@ -31,7 +31,8 @@ class Flight final : public EventPoller::Awaited {
 
   const Operation& operation() const { return op_; }
 
-  // Sets the Work. `kept`: also keeps it alive, for hooks and futures that need it at the end.
+  // Sets the Work. `kept`: also keeps the Work alive, for hooks and futures that need it at the
+  // end.
   void attach(const WorkPtr& work, bool kept);
   // Returns the Work, or null if none was set or its last holder has dropped it.
   WorkPtr work() const;
@@ -55,7 +56,7 @@ class Flight final : public EventPoller::Awaited {
       EventPtr end,
       std::shared_ptr<const void> keepAlive,
       uint64_t capture);
-  // Records that a future waits for the operation, too.
+  // Records that a future of the operation was completed: a stream of its holder will wait.
   void noteFuture() { hasFuture_.store(true, std::memory_order_relaxed); }
 
   EventPtr end() const;
@@ -65,22 +66,23 @@ class Flight final : public EventPoller::Awaited {
   bool hasFuture() const { return hasFuture_.load(std::memory_order_relaxed); }
   bool inGraph() const { return inGraph_.load(std::memory_order_acquire); }
 
-  // Call when `waiting` waits for the operation. If `waiting` issued it, releases the buffers that
-  // only the operation needs: later work in `waiting` may reuse their memory.
+  // Call when the stream `waiting` waits for the operation. If the operation was issued in that
+  // stream, releases the buffers that only the operation needs: later work in the stream may reuse
+  // their memory.
   void release(const c10::Stream& waiting);
   void release();
 
-  // Asks the device whether the stream has passed the operation.
+  // Asks the device, and returns whether the stream has passed the operation; false in a graph.
   bool reached() const;
-  // Returns whether ask() has found that it has.
+  // Returns whether ask() has returned true.
   bool asked() const { return asked_.load(std::memory_order_acquire); }
-  std::exception_ptr error() const;  // raised by the device in ask()
+  std::exception_ptr error() const;  // what the device raised in ask(), or null
 
   bool ask() noexcept override;
   void ended(std::shared_ptr<Awaited> self) noexcept override;
 
   Clock::time_point started() const;
-  // Returns the time from start to end of an operation that has ended, or 0 if it is unknown.
+  // Returns the time from start to end of an operation that has ended, or 0 if the time is unknown.
   Clock::duration elapsed() const;
 
  private:

@@ -23,7 +23,7 @@ Enlisted& ofProcess() {
   return all.get();
 }
 
-// Adds what threads of this process wait for, and what it has issued, in all groups.
+// Adds, for all groups, what threads of this process wait for and what the process has issued.
 void tellGroups(const GroupActivity& asked, RankStatus& answer) {
   auto alive = enlisted();
   // If ranks are threads of one process, skips the other ranks' groups, which say nothing about
@@ -36,7 +36,7 @@ void tellGroups(const GroupActivity& asked, RankStatus& answer) {
   });
   std::erase_if(
       alive, [&](const auto& group) { return threads && numberOf(*group) != numberOf(asked); });
-  std::map<uint64_t, int> groups;  // number of groups by key; equal keys cannot be distinguished
+  std::map<uint64_t, int> groups;  // number by key; groups of one key cannot be told apart
   for (const auto& group : alive) {
     ++groups[group->key()];
   }
@@ -110,10 +110,10 @@ Wait describeWait(
     const AwaitedCollective needed{collective.seq, one ? wait.members[collective.peer] : -1};
     auto& all = wait.collectives;
     if (onlyGives(collective.kind, collective.peer == group.rank()) && !all.empty()) {
-      return;  // it may wait only for the collectives before it
+      return;  // a rank that only gives waits at most for earlier collectives
     }
     if (!all.empty() && all.back().rank == needed.rank) {
-      all.back() = needed;  // a rank that has arrived at it has arrived at the one before
+      all.back() = needed;  // a rank that arrives at it has arrived at the one before
     } else {
       all.push_back(needed);
     }

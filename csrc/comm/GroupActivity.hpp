@@ -1,4 +1,4 @@
-// What this process reports to other ranks about its groups, when one of them hangs.
+// The report of this process about its groups, for other ranks, when a group hangs.
 #pragma once
 
 #include <cstdint>
@@ -25,37 +25,38 @@ class GroupActivity {
   virtual int size() const = 0;
   virtual const Group& group() const = 0;
   virtual std::vector<int64_t> globalRanks() const = 0;  // by rank; the rank itself if unknown
-  virtual uint64_t key() const = 0;                      // see GroupCounts; 0 if it has none
+  virtual uint64_t key() const = 0;                      // see GroupCounts; 0 if the group has none
   virtual const InFlightOps& inFlight() const = 0;
   virtual const IssueCounts& issued() const = 0;
   // Returns whether operations are queued on a device, so that threads do not wait for them.
   virtual bool queues() const = 0;
   // Returns whether each rank of a rooted collective communicates with the root alone.
   virtual bool meetsRootAlone() const = 0;
-  // Returns whether the library that executes the operations detects by itself that the ranks'
-  // sizes differ.
+  // Returns whether the library that executes the operations detects that the ranks' sizes differ.
   virtual bool comparesSizes() const = 0;
-  // Returns whether a message may end without notice once the peer has issued its side.
+  // Returns whether a message may end, once the peer has issued its side, without notice to this
+  // rank.
   virtual bool endsUnseen() const = 0;
-  // Returns the time for which the rank has asked its peers to wait longer.
+  // Returns the remaining time for which the rank has asked its peers to wait, or 0.
   virtual Milliseconds relaxed() const = 0;
   virtual bool closed() const = 0;
   // Returns the client that finds late ranks.
   virtual const LatenessClient& lateness() const = 0;
 };
 
-// Includes `group` in the diagnoses of all groups, as long as it lives.
+// Includes `group`, while it exists, in the diagnoses of all groups.
 void enlist(const std::shared_ptr<GroupActivity>& group);
-// Returns the enlisted groups that are alive.
+// Returns the enlisted groups that still exist.
 std::vector<std::shared_ptr<GroupActivity>> enlisted();
 
-// Returns a key that is the same on all ranks of the group, and differs from every other group's.
-// `part`: distinguishes the parts of a group that count their operations separately.
+// Returns a key that is the same on all ranks of the group. Groups of another name or other ranks
+// have another key. `part`: distinguishes the parts of a group that count their operations
+// separately.
 uint64_t keyOf(const GroupActivity& group, const std::string& part);
 
 // Returns whether a thread waits for the end of the operation now.
 bool isAwaited(const InFlight& entry);
-// Returns whether a thread may wait for the operation's end, although that cannot be seen.
+// Returns whether a thread may wait for the operation's end in a way that is not observed.
 bool mayBeAwaited(const InFlight& entry);
 // Returns what `op` of `group` waits for. `ops`: the group's operations in flight. `key`: the
 // group's key; 0 if it is not unique. `here`: `group` is the diagnosed group, which the text need
@@ -67,12 +68,12 @@ Wait describeWait(
     uint64_t key,
     bool here);
 
-// Describes a rank that does not answer, by its process.
+// Describes a rank that does not answer, by the state of its process.
 Silent describeSilent(const Peer& peer);
 
 // Builds the request about `op` of the group, without the fields for which the library is asked.
-// `deadline`: the deadline of `op`, which is `timeout` after the issue of `op` or after the end of
-// what `op` waited for.
+// `deadline`: the deadline that has passed, `timeout` after the issue of `op` or after the begin of
+// a wait for `op`.
 DiagnosisRequest requestAbout(
     const GroupActivity& group,
     const Operation& op,

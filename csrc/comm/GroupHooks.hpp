@@ -15,8 +15,8 @@ class Work;
 // Holds one hook of each kind; a new hook replaces the old one. Thread-safe.
 class GroupHooks {
  public:
-  // Hook that is called when an operation has finished, in any thread. `work` is null if the caller
-  // got no Work.
+  // Hook that is called when an operation has finished, in any thread. `work` is null for a
+  // synchronous operation, and if the caller has dropped the Work.
   using End = std::function<void(
       const Operation& op, Work* work, Clock::time_point started, Clock::time_point finished)>;
   // Hook that is called once, when the communicator fails, in a separate thread.

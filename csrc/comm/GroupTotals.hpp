@@ -16,12 +16,12 @@ namespace torchcomms_pg {
 // How an operation has ended.
 struct OpEnd {
   bool completed = false;
-  Clock::duration lasted{0};  // since its issue; a lower limit if its end is polled for
+  Clock::duration lasted{0};  // since its issue; a lower limit if a thread polls for its end
   bool known = true;          // false if its group ended before the outcome was known
 };
 
-// What a group has done, and has in flight. Its InFlightOps writes, under its lock. Readers take no
-// lock, and see numbers of about the same moment.
+// Sums over a group's ended operations, and the number in flight. The group's InFlightOps writes
+// them, with its lock held. Readers take no lock, and get numbers of about the same moment.
 class GroupTotals {
  public:
   // Sums over the operations of one kind that have ended.
@@ -87,8 +87,8 @@ class GroupTotals {
     std::atomic<Clock::rep> waited{0};
   };
 
-  // Adds without an atomic instruction, which takes five times as long: only one thread writes at a
-  // time.
+  // Adds without an atomic instruction, which would take five times as long: only one thread writes
+  // at a time.
   template <class T>
   static void add(std::atomic<T>& count, std::type_identity_t<T> more) {
     count.store(count.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);

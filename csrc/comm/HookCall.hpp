@@ -1,4 +1,4 @@
-// Calls of users' hooks in threads without a caller that could get what they raise.
+// Calls of users' hooks in threads in which no caller can get the hooks' exceptions.
 #pragma once
 
 #include <exception>

@@ -8,7 +8,7 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Runs all post hooks, even if some raise. Sets `error` to the first exception, unless it is set.
+// Runs all post hooks, even if some raise. If `error` is null, sets it to the first exception.
 void fireNow(
     const Hooks::Table& table,
     const std::shared_ptr<PostHookArgs>& args,
@@ -80,10 +80,10 @@ WorkPtr Hooks::launch(PreparedOp& call, WorkPtr work, Communicator& comm) {
   } catch (...) {
     error = std::current_exception();
     if (work) {
-      work->finish(error);  // a batch's Work, which the caller already has
+      work->finish(error);  // a batch's Work, which callers have
     }
   }
-  // tellEnd() calls the post hooks of an asynchronous operation that was started, also if it
+  // tellEnd() calls the post hooks of an asynchronous operation that was started, even if it
   // failed.
   const bool now = !args->async || (error && !(hooked && hooked->told.exchange(true)));
   if (now && !table->post.empty()) {
@@ -112,7 +112,7 @@ void Hooks::tellEnd(
   if (!op.hooked) {
     return;
   }
-  // Releases the hooks, which may keep objects alive: a Work may keep `op` alive after this.
+  // Moves the hooks, which may keep objects alive, out of `op`: a Work may keep `op` for long.
   const auto table = std::move(op.hooked->table);
   if (!table->end.empty()) {
     auto args = std::make_shared<EndHookArgs>();

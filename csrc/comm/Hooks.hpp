@@ -30,11 +30,11 @@ struct PreHookArgs {
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> outputs;
   std::optional<int> root;
-  std::optional<int> peer;  // kAnyPeer for the first rank to send
-  std::string reduceOp;     // such as "SUM"; may be empty
+  std::optional<int> peer;  // kAnyPeer for a receive from any rank
+  std::string reduceOp;     // such as "SUM"; empty without a reduction
   std::vector<int64_t> inputSplits;
   std::vector<int64_t> outputSplits;
-  std::vector<std::shared_ptr<PreHookArgs>> ops;  // members of a batch, which have its opId
+  std::vector<std::shared_ptr<PreHookArgs>> ops;  // a batch's members, with the batch's opId
   // of a split or shrink: the new group's members, as ranks of this group
   std::vector<int64_t> ranks;
   std::string newName;  // the new group's name
@@ -46,11 +46,11 @@ struct PostHookArgs {
   OpName name = OpName::all_reduce;
   uint64_t opId = 0;
   c10::intrusive_ptr<c10d::Work> work;  // null if the caller got no Work
-  std::exception_ptr error;             // the operation's error
-  bool apart = false;                   // no caller gets what the hook raises
+  std::exception_ptr error;             // the operation's error, or null
+  bool apart = false;                   // in a separate thread: no caller gets what hooks raise
 
-  // Parts from which a Work is made, if a hook asks for one and the caller of the synchronous
-  // operation got none.
+  // Parts from which a Work is made if a hook asks for one, and the caller of the synchronous
+  // operation got no Work.
   struct Finished {
     std::shared_ptr<Communicator> comm;
     std::shared_ptr<const PreHookArgs> before;
@@ -70,7 +70,8 @@ struct EndHookArgs {
 };
 
 // The hooks of a communicator. Hooks of one kind are called in the order in which they were added.
-// Adding and removing take effect with the next operation, so that hooks may do both. Thread-safe.
+// Hooks may add and remove hooks. An operation calls the pre and post hooks that exist at its
+// launch, and, if it was launched with end hooks, those that exist at its end. Thread-safe.
 class Hooks {
  public:
   using Pre = std::function<void(const std::shared_ptr<PreHookArgs>&)>;
@@ -88,7 +89,8 @@ class Hooks {
     List<Abort> abort;
   };
 
-  // Returns whether there are any hooks. An operation without hooks pays for nothing else.
+  // Returns whether there are pre, post or end hooks. Without them, an operation pays only for this
+  // check.
   bool any() const { return any_.load(std::memory_order_relaxed); }
 
   Id add(Pre hook) { return insert(&Table::pre, std::move(hook)); }
@@ -120,14 +122,14 @@ class Hooks {
       const std::exception_ptr& error,
       Clock::time_point started,
       Clock::time_point finished);
-  // Runs `body` between pre and post hooks. `body`, such as finalize, launches nothing.
+  // Runs `body` between pre and post hooks. `body`, such as finalize, calls no launch().
   void run(const std::shared_ptr<PreHookArgs>& before, const std::function<void()>& body);
   static std::shared_ptr<PreHookArgs> argsOf(const PreparedOp& call, uint64_t id);
 
-  // Returns when the hooks of all finished operations have run.
+  // Waits until the hooks of all finished operations have run.
   void drain() { thread_.drain(); }
 
-  // Returns the id of the next operation.
+  // Returns a new id, for the next operation.
   static uint64_t nextOpId();
 
  private:
@@ -135,9 +137,9 @@ class Hooks {
   // a hook may wait for other operations.
   void fireEnd(std::shared_ptr<EndHookArgs> args);
 
-  // Calls, in the same thread, the post hooks that existed when an asynchronous operation was
-  // issued, also those that were removed since. Such a hook saw the operation begin. Its owner may
-  // remove it as soon as wait() returns, which on an accelerator is long before the end.
+  // Calls, in that separate thread, the post hooks that existed when an asynchronous operation was
+  // issued, even those removed since. The owner of a hook may remove it as soon as wait() returns,
+  // which on an accelerator is long before the end.
   void firePost(List<Post> hooks, std::shared_ptr<PostHookArgs> args);
 
   template <class Hook>
@@ -151,7 +153,7 @@ class Hooks {
   WorkerStream thread_{"tcpg_hooks"};  // started with the first post or end hook
 };
 
-// An operation whose hooks have seen its begin and not yet its end.
+// An operation whose pre hooks were called, and whose end has not been reported to hooks yet.
 struct HookedOperation {
   OpName name;
   uint64_t id;
@@ -162,8 +164,8 @@ struct HookedOperation {
 template <class Hook>
 Hooks::Id Hooks::insert(List<Hook> Table::* list, Hook hook) {
   auto entry = std::make_shared<const Hook>(std::move(hook));
-  // The old table is freed after the lock is released: the last reference to
-  // a hook may run a user's destructor.
+  // The old table is freed after the lock is released: the last reference to a hook may run a
+  // user's destructor.
   std::shared_ptr<const Table> old;
   std::lock_guard lock(mutex_);
   auto table = std::make_shared<Table>(*table_);

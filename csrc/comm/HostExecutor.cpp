@@ -19,8 +19,8 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Time before a deadline at which a thread stops to move messages itself. While it does, it may
-// sleep for 100 ms without looking at the time.
+// Time before a deadline at which a thread stops moving messages itself. While a thread moves
+// messages, it may sleep for 100 ms without looking at the time.
 constexpr Milliseconds kMovingSlack{200};
 
 }  // namespace
@@ -50,7 +50,7 @@ void HostExecutor::run(PreparedOp& call, const WorkPtr& work) {
     }
     copyInputs(call.copies);
     const auto result = call.launch(comm_.api(), comm_.usable(), nullptr);
-    // A split or shrunk communicator may go on initializing in the background.
+    // The communicator that a split makes may go on initializing in the background.
     if (result != ncclSuccess && result != ncclInProgress) {
       error = comm_.failureState().interruption();
       error = error ? error : comm_.failureState().error(call.op, result);
@@ -82,8 +82,8 @@ void HostExecutor::run(PreparedOp& call, const WorkPtr& work) {
   }
 }
 
-// Returns whether only a user of the operation's Work learns of its end. The end may then be
-// deferred until a thread waits for the Work.
+// Returns whether only a user of the operation's Work needs to learn of the end. The end may then
+// be deferred until a thread waits for the Work.
 bool HostExecutor::mayBeDeferred(const Operation& op) const {
   return !comm_.timed() && !op.hooked && !comm_.groupHooks().end() && !at::hasCallbacks();
 }
@@ -98,7 +98,7 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
     auto* const comm = comm_.usable();
     const bool alone = comm_.api().has(Feature::deferral) && mayBeDeferred(work->operation()) &&
                        comm_.inFlight().single();
-    worker_.defer();  // all tasks queued by this function wake a thread once at most
+    worker_.defer();  // the tasks that this function queues wake a thread once at most
     if (call.op.recording || comm_.timed()) {
       const auto start = [work] {
         work->setStarted(Clock::now());
@@ -126,7 +126,8 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
       std::rethrow_exception(comm_.failureState().error(call.op, result));
     }
     if (alone && comm_.api().published(comm)) {
-      // The waiting thread runs the rest, whenever it arrives.
+      // Clears the start: a waiting thread may run the rest at any time, so the duration means
+      // nothing.
       waker.release();
       work->setStarted({});
     }
@@ -164,7 +165,7 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
 void HostExecutor::finish(
     const WorkPtr& work, InFlightOps::Entry entry, const std::exception_ptr& error) {
   auto& inFlight = comm_.inFlight();
-  // Removing the entry may drop the last other reference.
+  // Removing the entry may drop the last other reference to the Work.
   const auto held = work;  // NOLINT(performance-unnecessary-copy-initialization)
   inFlight.end(entry, {.completed = !error, .lasted = Clock::now() - held->operation().issued});
   if (const auto& recording = held->operation().recording) {
@@ -180,7 +181,8 @@ void HostExecutor::finish(
     held->completeFutures();
     inFlight.remove(entry);
   } else {
-    inFlight.tellElsewhere(entry);  // this thread may end the group next, and has to wait then
+    // This thread may end the group next, and must then wait for that report.
+    inFlight.tellElsewhere(entry);
     runInCallbackThread([&inFlight, held, entry] {
       inFlight.tellHere(entry);
       held->completeFutures();
@@ -234,7 +236,7 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
     ExitGuard unfinished;
     std::shared_ptr<Pending> pending;
     std::function<void()> epilogue;
-    std::vector<at::Tensor> buffers;  // what is sent
+    std::vector<at::Tensor> buffers;  // memory of what is sent
 
     static void done(void* context, ncclResult_t result, int peer) noexcept {
       const std::unique_ptr<One> self(static_cast<One*>(context));
@@ -289,7 +291,7 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
       message.context = one.get();
       const auto result = api.run(message, comm, nullptr);
       if (result != ncclSuccess) {
-        // The first message may wait for connections, which a signal interrupts.
+        // The first message may wait for connections, and a signal may interrupt this wait.
         const auto raised = comm_.failureState().interruption();
         std::rethrow_exception(raised ? raised : comm_.failureState().error(part.op, result));
       }
@@ -306,7 +308,7 @@ void HostExecutor::runInCallbackThread(std::function<void()> body) {
   try {
     callbacks_.start();
   } catch (const std::exception&) {
-    body();  // may block, but a late call is better than none
+    body();  // may block this thread, but has to run
     return;
   }
   callbacks_.enqueue([this, body = std::move(body)] {
@@ -325,9 +327,9 @@ void HostExecutor::await(Work& work, Milliseconds timeout, bool /*onHost*/) {
     comm_.lateness().wait(Clock::now() - from, work.operation().collective);
   });
   if (timeout <= kNoTimeout) {
-    // Runs queued tasks in this thread only without a timeout, since they may take longer. A wait
-    // for a message runs none: other ranks may do their part of the queued tasks only after an
-    // operation that this thread issues after the message.
+    // Runs queued tasks in this thread only without a timeout, since a task may take longer. A wait
+    // for a message runs no tasks: other ranks may do their part of the tasks only after an
+    // operation that this thread issues later.
     const auto done = [&work] { return work.done(); };
     if (work.operation().ordered) {
       serveMessages();

@@ -1,5 +1,5 @@
-// Execution in host memory: the caller's thread acts as the current stream, and asynchronous
-// operations run on a worker.
+// Execution in host memory: the caller's thread acts as the current stream, and a worker runs the
+// asynchronous operations that a stream orders.
 #pragma once
 
 #include <atomic>
@@ -34,13 +34,14 @@ class HostExecutor final : public Executor {
   bool awaitUninterrupted(Work& work, std::optional<Clock::time_point> deadline);
   // Ends an asynchronous operation.
   void finish(const WorkPtr& work, InFlightOps::Entry entry, const std::exception_ptr& error);
-  // Runs `body` soon, in another thread, since it may block for long.
+  // Runs `body`, which may block for long, in another thread.
   void runInCallbackThread(std::function<void()> body);
 
   Communicator& comm_;
   WorkerStream worker_;
   WorkerStream callbacks_;
-  std::atomic<bool> messagesDeferred_{false};  // since the last serveMessages()
+  // Whether a message was deferred since the last serveMessages().
+  std::atomic<bool> messagesDeferred_{false};
 };
 
 }  // namespace torchcomms_pg

@@ -19,10 +19,10 @@ class Flight;
 
 struct InFlight {
   const Operation* op;
-  WorkPtr work;                    // keeps `op` alive; null if a calling thread or `flight` does
-  std::shared_ptr<Flight> flight;  // state of an operation on an accelerator
-  std::thread::id teller = {};     // thread that reports its end, if one does at the moment
-  bool left = false;               // its call has returned, and it is unknown who waits for it
+  WorkPtr work;                    // keeps `op` alive; null if something else does
+  std::shared_ptr<Flight> flight;  // on an accelerator, the operation's state; else null
+  std::thread::id teller = {};     // thread that reports the end now, if any
+  bool left = false;               // its call has returned; the waiting thread, if any, is unknown
   std::shared_ptr<void> keeper;    // keeps `op` alive if none of the above does
   bool ended = false;              // its end is being reported
 };
@@ -40,13 +40,13 @@ class InFlightOps {
   Entry add(const Operation& op, WorkPtr work = nullptr, std::shared_ptr<Flight> flight = nullptr);
   Entry add(const Operation& op, std::shared_ptr<void> keeper);
 
-  // Records that the call of an operation has returned, and that it is unknown who waits for it.
-  // The operation may have ended.
+  // Records that the call of an operation has returned, and that the waiting thread, if any, is
+  // unknown. Does nothing if the operation has ended.
   void leave(const Operation& op);
   // Records that an operation has ended, and that the calling thread is about to report it. A
-  // completed one becomes the last completed one.
+  // completed operation becomes the last completed one.
   void end(Entry entry, const OpEnd& end);
-  // Records that the calling thread leaves the reporting to another one.
+  // Records that the calling thread leaves the reporting to another thread.
   void tellElsewhere(Entry entry);
   // Records that the calling thread takes over the reporting.
   void tellHere(Entry entry);
@@ -73,8 +73,8 @@ class InFlightOps {
   }
 
   // Waits until nothing is in flight. `messages`: ignores messages that no stream orders. Returns
-  // false if `time` passes first. A thread that is reporting an end, such as a hook that ends the
-  // group, waits for no other reporting thread, which might be waiting for it.
+  // false if `time` passes first. A thread that is reporting an end, such as one whose hook ends
+  // the group, does not wait for other reporting threads: they might wait for this thread.
   bool awaitNone(Milliseconds time, bool messages);
 
   // Lengthens the timeout of operations issued from now on, until the first of them has finished.

@@ -45,7 +45,7 @@ void IssueCounts::takeBack(const Operation& op) {
   }
 }
 
-// Returns null for a put, for which no rank waits, and for a collective.
+// Returns null for a put, for which no rank waits. Call only for point-to-point operations.
 IssueCounts::Count* IssueCounts::countOf(OpKind kind, int peer) {
   if (peer < 0) {
     return &receivedFromAny_;

@@ -1,5 +1,5 @@
-// Numbers the operations of a communicator as it issues them. By these numbers other ranks know
-// what this one has issued, see monitor/RankStatus.hpp.
+// Numbers the operations of a communicator as it issues them. Other ranks learn from these numbers
+// which operations this rank has issued, see monitor/RankStatus.hpp.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ class IssueCounts {
   void number(PreparedOp& call);
   // Does the same for an operation that is not a batch.
   void number(Operation& op);
-  // Takes back the last number, of an operation that was refused.
+  // Takes back the number of `op`, which was numbered last and then refused.
   void takeBack(const Operation& op);
 
   uint64_t collectives() const { return collectives_.load(std::memory_order_relaxed); }

@@ -79,14 +79,14 @@ struct LatenessClient::State {
   std::atomic<bool> gone{false};    // the store is gone
   std::atomic<bool> closed{false};  // the group has ended
   std::atomic<bool> published{false};
-  AtomicShared<const Lateness> judged;  // null before the first
+  AtomicShared<const Lateness> judged;  // null before the first judgement
 
   // State of the monitor's thread.
   Clock::time_point due{};
   uint64_t told = 0;  // number of the latest published collective
 
   // State of the thread that publishes.
-  std::optional<int> late;  // the late rank of the last judgement
+  std::optional<int> late;  // the late rank of the last judgement, if any
 
   std::string key(int of) const { return place + std::to_string(of); }
 
@@ -171,7 +171,7 @@ void LatenessClient::close() {
   noting_.store(false, std::memory_order_release);
   const auto state = state_.exchange({});
   if (!state || !state->process.isThis()) {
-    return;  // this is a forked child, and the connection is its parent's
+    return;  // nothing was opened, or this is a forked child: the connection is its parent's
   }
   state->closed = true;
   if (!state->published || state->gone) {

@@ -18,10 +18,11 @@
 
 namespace torchcomms_pg {
 
-// Records this rank's arrivals at a group's collectives. While some occur, publishes them in the
-// job's store every two seconds, less often in larger groups. If the warning is on, rank 0 reads
-// all ranks' arrivals, judges, and warns. Without a store, or after its loss, does neither. Calls
-// that may block run in a separate thread, one at a time. Thread-safe.
+// Records this rank's arrivals at a group's collectives. While arrivals occur, publishes them in
+// the job's store every two seconds, less often in groups of more than 64 ranks. If the warning is
+// on, rank 0 reads all ranks' arrivals, judges, and warns. Without a store, or after its loss,
+// publishes and judges nothing. Calls of the store run in separate threads, since they may block.
+// Thread-safe.
 class LatenessClient {
  public:
   // Limit of the wait for the store's answer.
@@ -35,15 +36,15 @@ class LatenessClient {
   LatenessClient(const LatenessClient&) = delete;
   LatenessClient& operator=(const LatenessClient&) = delete;
 
-  // Begins. `place`: the prefix of the group's keys in the store, which no other group has, even if
-  // its name is the same. A group of one rank has no part in this.
+  // Begins to record and publish. `place`: the prefix of the group's keys in the store, which no
+  // other group has, even one of the same name. Does nothing for a group of one rank.
   void open(
       const c10::intrusive_ptr<c10d::Store>& store,
       const std::string& place,
       Group group,
       int rank,
       int size);
-  // Withdraws what this rank has published. Does not block.
+  // Stops, and withdraws what this rank has published. Does not block.
   void close();
 
   // Functions for the threads that issue operations and wait for them.
@@ -56,7 +57,7 @@ class LatenessClient {
     }
   }
   // Records that the calling thread has issued asynchronously the collective of its last arrive().
-  // Returns the pass whose end() is to be called at the collective's end, or null.
+  // Returns the pass whose end() is to be called at the collective's end, or null without a pass.
   std::shared_ptr<BackwardPass> follow() const {
     return noting_.load(std::memory_order_acquire) ? BackwardPass::join(log_) : nullptr;
   }
@@ -69,15 +70,16 @@ class LatenessClient {
     }
   }
 
-  // Does what is due. Called in the monitor's thread; does not block.
+  // Starts a publication, and a judgement, if they are due. Called in the monitor's thread; does
+  // not block.
   void check(Clock::time_point now) noexcept;
 
   // Returns this rank's last judgement, or null. Only rank 0 judges, and only if the warning is on.
   std::shared_ptr<const Lateness> judged() const;
 
-  // Returns how late each rank is, from what all ranks have published; without ranks if too little
-  // is known yet. Blocks for kPatience at most. Raises std::runtime_error, with the name
-  // `operation`, if the store does not answer or the group has no part in this.
+  // Judges by what all ranks have published how late each rank is. The result has no ranks if too
+  // little is known yet. Blocks for kPatience at most. Raises std::runtime_error, with the name
+  // `operation`, if the store does not answer or this group publishes nothing.
   Lateness ask(const char* operation) const;
 
  private:

@@ -1,4 +1,4 @@
-// Division and end of a communicator.
+// Splitting, shrinking and ending a communicator.
 #include <algorithm>
 #include <limits>
 #include <thread>
@@ -15,11 +15,13 @@ namespace {
 
 constexpr std::chrono::microseconds kRevokePoll{200};
 
-// Limit of the wait for messages at the end of a group that is called gloo. Gloo drops them, and
-// ranks that wait for each other to receive one would otherwise wait until the deadline.
+// Limit of the wait for messages at the end of a group that stands for Gloo, which drops them.
+// Without the limit, two ranks with an unreceived message for each other would wait until the
+// deadline.
 constexpr Milliseconds kMessagePatience{2000};
 
-// Returns the mistake in a list of ranks for split() on `self` of `size` ranks, or "".
+// Describes the mistake in the list that rank `self` of `size` ranks passes to split(). Returns ""
+// if the list is correct.
 std::string splitMistake(const std::vector<int>& ranks, int self, int size) {
   std::string wrong;
   std::vector<bool> seen(size, false);
@@ -44,7 +46,8 @@ std::string splitMistake(const std::vector<int>& ranks, int self, int size) {
          std::to_string(self) + "; pass the group that this rank is to be in, or an empty list";
 }
 
-// Returns the difference between the lists of the ranks, or "".
+// Describes the difference if some of `ranks` have passed other lists and are not in `child`.
+// Returns "" if all have passed the same list.
 std::string splitDifference(
     const Library& api, ncclComm_t child, const std::vector<int>& ranks, int key) {
   int count = static_cast<int>(ranks.size());
@@ -67,7 +70,7 @@ std::shared_ptr<Communicator> Communicator::split(
     const std::optional<NcclConfig>& config,
     bool named) {
   // A rank with a wrong list takes part nevertheless, as a member of no group: otherwise the ranks
-  // with a good list would wait for it.
+  // with a correct list would wait for this rank.
   const auto wrong = splitMistake(ranks, rank_, size_);
   const auto position = std::find(ranks.begin(), ranks.end(), rank_);
   const bool member = position != ranks.end() && wrong.empty();
@@ -152,7 +155,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
       rank_,
       ") is among the excluded ones; only the ranks that stay call it");
 
-  // Does not go through launch(): shrinking is for failed communicators, too.
+  // Does not call launch(), which would raise: a failed communicator can be shrunk, too.
   OpenCall::refuse(*this, name(OpKind::shrink));
   auto call = prepare(OpKind::shrink, {.async = false, .timeout = timeout});
   TORCH_CHECK(!closed(), "shrink: group '", group_.name, "' has been shut down");
@@ -163,7 +166,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
   ncclComm_t child = nullptr;
   const auto shrinkNow = [&] {
     const OpenCall open(*this, &call.op);
-    call.op.seq = sequenceNumber() + 1;  // not counted: the excluded ranks do not call it
+    call.op.seq = sequenceNumber() + 1;  // not counted: the excluded ranks do not shrink
     call.op.issued = Clock::now();
     if (!failureState_.get()) {
       const auto entry = inFlight_.add(call.op);
@@ -280,10 +283,10 @@ void Communicator::close() {
     }
   }
   try {
-    endNow();      // no hook can cancel it
+    endNow();      // no hook can cancel the end
   } catch (...) {  // `mismatch` has the exception
   }
-  // A hook may keep the communicator alive.
+  // Clears the hooks, since a hook may keep the communicator alive.
   if (auto* const call = OpenCall::around(*this)) {
     call->afterwards([hooks = hooks_] { hooks->clear(); });
   } else {
@@ -314,7 +317,7 @@ void Communicator::end() {
   } catch (...) {
     interrupted = std::current_exception();
   }
-  // Frees everything, as nothing is in flight any more.
+  // Frees everything. Operations are still in flight only if the wait was interrupted or gave up.
   diagnosis_->close();
   lateness_.close();
   hooks_->drain();

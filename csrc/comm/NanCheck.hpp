@@ -5,8 +5,8 @@
 
 namespace torchcomms_pg {
 
-// Raises RuntimeError with operation, rank and tensor if this rank would send NaN. Use as a pre
-// hook. Skips operations that are captured into a graph, since the check would wait for a stream.
+// Raises RuntimeError, which names operation, rank and tensor, if this rank would send NaN. Skips
+// operations that a graph captures, since the check would wait for a stream. Use as a pre hook.
 void refuseNan(const PreHookArgs& args, int rank);
 
 }  // namespace torchcomms_pg

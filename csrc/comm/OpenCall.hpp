@@ -15,14 +15,14 @@ struct Operation;
 // neither use the communicator, whose operations have an order, nor free what the call uses.
 class OpenCall {
  public:
-  // `op`: the operation that the call waits for, which must outlive this; null if it waits for all
-  // operations in flight.
+  // `op`: the operation that the call waits for, which must outlive this object; null if the call
+  // waits for all operations in flight.
   OpenCall(Communicator& comm, const Operation* op);
   ~OpenCall();
   OpenCall(const OpenCall&) = delete;
   OpenCall& operator=(const OpenCall&) = delete;
 
-  // Marks, for its lifetime, that handlers run in the calling thread.
+  // While an object of this class exists, handlers of signals run in its thread.
   class Handlers {
    public:
     Handlers();
@@ -41,8 +41,8 @@ class OpenCall {
   // that the handler calls.
   static void refuse(const Communicator& comm, const char* what);
 
-  // Calls `body` when this call has been left, after bodies that were added before. The exceptions
-  // of `body` are dropped, since the call itself raises why the communicator has failed.
+  // Calls `body` when this call has been left, after bodies that were added before. Drops the
+  // exceptions of `body`, since the call itself raises the communicator's failure.
   void afterwards(std::function<void()> body) { afterwards_.push_back(std::move(body)); }
 
  private:

@@ -1,6 +1,6 @@
-// The process that made an object of a group. A forked child has its memory and none of its
-// threads, which may have held any lock at the fork. Functions that take a lock therefore check the
-// process first.
+// The process that made an object of a group. A forked child has a copy of that process's memory
+// but none of its threads, which may have held any lock at the fork. Functions that take a lock
+// therefore check the process first.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -16,7 +16,7 @@ class OwnProcess {
  public:
   bool isThis() const { return pid_ == host::processId(); }
 
-  // Raises if it is not this process.
+  // Raises if another process has made the object.
   void check(const std::string& group) const {
     TORCH_CHECK(
         isThis(),

@@ -13,9 +13,9 @@
 
 namespace torchcomms_pg {
 
-// Calls `body` inside the record. Without listeners it only calls `body`, since the record costs
-// about a microsecond. Without tensors, as for a wait, the record has no elements, so that tools
-// that sum up a group's traffic do not count them.
+// Calls `body` inside a record of `op`, and returns its result. Without listeners only calls
+// `body`, since a record costs about a microsecond. A record without tensors, such as a wait's, has
+// no elements: tools that sum up a group's traffic must not count the operation twice.
 template <class Body>
 decltype(auto) withParamComms(
     const Communicator& comm,

@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kSamePlace = "=";
 
-// Writes the boot and the pid namespace.
+// Returns the ids of the boot and the pid namespace as text.
 std::string spaceOf(const Peer& peer) {
   TextWriter text;
   text << std::hex << peer.boot << "-" << std::dec << peer.pidSpace;

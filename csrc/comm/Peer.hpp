@@ -1,4 +1,4 @@
-// Place and process of a rank, as its peers can find it.
+// The host and process of a rank, by which its peers find it.
 #pragma once
 
 #include <cstdint>
@@ -8,15 +8,16 @@ namespace torchcomms_pg {
 
 struct Peer {
   std::string host;
-  // Ids of the boot and the pid namespace. If these and the host are equal, pids name the same
-  // processes, and memory can be shared. Two containers may have the same host name.
+  // Ids of the host's boot and of the pid namespace. If both ids and the host are equal, pids name
+  // the same processes, and memory can be shared. The host's name alone proves nothing: two
+  // containers may have the same name.
   uint64_t boot = 0;
   uint32_t pidSpace = 0;
   uint32_t pid = 0;  // 0 if unknown
   uint64_t startTime = 0;
 
   static Peer self();
-  // Parses what text() returned; any other text yields pid 0.
+  // Parses what text() returned; returns a peer with pid 0 for any other text.
   static Peer parse(const std::string& text, const Peer* previous = nullptr);
 
   // Returns one line. `previous`: a peer whose place the reader knows, so that an equal place is
@@ -26,7 +27,7 @@ struct Peer {
   bool sameHost(const Peer& other) const {
     return boot == other.boot && pidSpace == other.pidSpace && host == other.host;
   }
-  // Returns whether the process has certainly ended; always false for one on another host.
+  // Returns whether the process has certainly ended; always false for a process on another host.
   bool dead() const;
 };
 

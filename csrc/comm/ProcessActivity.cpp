@@ -36,7 +36,7 @@ namespace {
 constexpr size_t kOldest = 4;
 constexpr size_t kMostOps = 64;
 
-// Age at which an operation counts as late if the question gives none, as in python -m
+// Age at which an operation counts as late if the question gives no age: the default of python -m
 // torchcomms_pg.status.
 constexpr int64_t kLateMs = 10'000;
 
@@ -96,8 +96,8 @@ std::vector<Shown> shown() {
   return alive;
 }
 
-// Releases groups. A group of which this is the last holder is destroyed in a separate thread,
-// since that may take long.
+// Releases groups. If this releases the last reference to a group, destroys the group in a separate
+// thread, since that may take long.
 void letGo(std::vector<Shown> groups) {
   for (auto& each : groups) {
     if (each.group.use_count() == 1) {
@@ -106,14 +106,14 @@ void letGo(std::vector<Shown> groups) {
   }
 }
 
-// Place in the status of a stack's line.
+// Place in the status to which the line of an operation's stack belongs.
 struct Line {
   size_t rank;
   size_t group;
   size_t op;
 };
 
-// Returns the place in status::kLaunchKinds, or nullopt for the rest.
+// Returns the place in status::kLaunchKinds, or nullopt for a kind that is not listed.
 std::optional<size_t> launchKind(OpKind kind) {
   switch (kind) {
     case OpKind::broadcast: return 0;
@@ -134,8 +134,8 @@ std::optional<size_t> launchKind(OpKind kind) {
   }
 }
 
-// Counts the collectives that the rank has issued: ended ones and those in flight. Called with the
-// lock of the latter, so that none is missed or counted twice.
+// Returns the numbers of collectives that the rank has issued, by status::kLaunchKinds. Call with
+// the lock of InFlightOps held, so that no collective is missed or counted twice when it ends.
 std::vector<uint64_t> launched(const GroupActivity& group, const InFlightOps::List& ops) {
   std::vector<uint64_t> counts(std::size(status::kLaunchKinds), 0);
   for (size_t kind = 0; kind < kOpKinds; ++kind) {
@@ -154,7 +154,9 @@ std::vector<uint64_t> launched(const GroupActivity& group, const InFlightOps::Li
   return counts;
 }
 
-// Adds the status of a rank's group. `stacks`: its operations' stacks; `lines`: their places.
+// Adds the status of a group to `activity`, which is number `place` of the process's ranks. Adds
+// the stacks of the group's operations to `stacks`, and their places to `lines`. `known`: no other
+// group of the rank has the same key.
 void describeMember(
     const Shown& shown,
     bool known,
@@ -242,8 +244,8 @@ status::Description describeProcess() {
   std::ranges::stable_sort(all, [](const auto& one, const auto& other) {
     return one.group->size() > other.group->size();
   });
-  // Ranks may be threads of one process. Otherwise the process has one global rank, taken from its
-  // largest group, even if communicators of libraries number their ranks themselves.
+  // Ranks may be threads of one process. Otherwise the process has one global rank, which its
+  // largest group gives: other communicators may number their ranks in another way.
   std::map<uint64_t, int> parts;
   for (const auto& each : all) {
     ++parts[each.id];
@@ -258,7 +260,7 @@ status::Description describeProcess() {
   for (const auto& [number, groups] : ranks) {
     status::RankActivity activity;
     activity.rank = number;
-    std::map<uint64_t, int> keys;  // several groups of one key cannot be distinguished
+    std::map<uint64_t, int> keys;  // groups of one key cannot be told apart
     for (const auto* const each : groups) {
       ++keys[each->group->key()];
     }

@@ -1,5 +1,5 @@
 // The status of this process, for python -m torchcomms_pg.status. A server of this process reports
-// what its groups do; other hosts read it through the job's store.
+// what the process's groups do; other hosts get the report through the job's store.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -14,13 +14,13 @@
 
 namespace torchcomms_pg {
 
-// Includes a group in this process's status, while this is held and the group is open. A process
-// without such groups has no status.
+// Includes a group in this process's status, while this object exists and the group is open. A
+// process without such groups has no status.
 class StatusPart {
  public:
-  // `store`: the group's part of the job's store. `severalHosts`: its ranks may be on more than one
-  // host. Returns null if the status is turned off, or cannot be served, which is reported on
-  // stderr.
+  // Begins to include `group`. `store`: the group's part of the job's store. `severalHosts`:
+  // whether its ranks may be on more than one host. Returns null if the status is turned off, or if
+  // no server can be started, which is printed to stderr.
   static std::unique_ptr<StatusPart> begin(
       const std::shared_ptr<GroupActivity>& group,
       const c10::intrusive_ptr<c10d::Store>& store,
@@ -28,10 +28,10 @@ class StatusPart {
 
  private:
   std::shared_ptr<status::StatusServer> server_;
-  std::shared_ptr<status::Hosts> hosts_;  // null if all ranks are on this host
+  std::shared_ptr<status::Hosts> hosts_;  // null if all ranks are on this host, or after an error
 };
 
-// Sets the id of the run, which the launcher gave this process, for its status.
+// Sets the run's id, which the launcher gave this process, for the process's status.
 void setRunId(const std::string& run);
 
 }  // namespace torchcomms_pg

@@ -28,7 +28,7 @@ struct State {
   std::condition_variable news;
   uint64_t failures = 0;
   uint64_t written = 0;
-  bool writing = false;  // whether there is a writer
+  bool writing = false;  // whether a writer exists
   bool ending = false;
 };
 State& state() {
@@ -56,7 +56,7 @@ void addTo(Group& group, const Group::Operation& more) {
 void addTo(Group& group, const GroupTotals& more, Clock::time_point now) {
   for (size_t number = 0; number < kOpKinds; ++number) {
     const auto kind = static_cast<OpKind>(number);
-    // Skips shrinks: the operation that stands for one covers only the joining of its ranks.
+    // Skips shrinks: the operation that stands for a shrink covers only the joining of its ranks.
     const auto sums = more.sums(kind);
     if (kind != OpKind::shrink && (sums.operations > 0 || sums.waited.count() > 0)) {
       addTo(group, {kind, sums});
@@ -69,7 +69,7 @@ void addTo(Group& group, const GroupTotals& more, Clock::time_point now) {
   }
 }
 
-// Returns the group of this name and backend in `groups`; adds one if it is missing.
+// Returns the group of this name and backend in `groups`; adds it if it is missing.
 auto find(auto& groups, const std::string& name, const std::string& backend, bool watched) {
   const auto same = [&](const Group& group) {
     return group.name == name && group.backend == backend && group.watched == watched;
@@ -85,7 +85,7 @@ auto find(auto& groups, const std::string& name, const std::string& backend, boo
   return found;
 }
 
-// Moves the sums of ended groups out of `groups`. Call with the lock held.
+// Moves the sums of ended groups from `groups` to `ended`. Call with the lock held.
 void settle(State& state) {
   const auto now = Clock::now();
   std::erase_if(state.groups, [&](const auto& totals) {

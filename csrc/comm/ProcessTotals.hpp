@@ -1,5 +1,4 @@
-// What all groups of this process have done, and notice of failures for the thread that writes it
-// down.
+// Totals of all groups of this process, and news of failures for the thread that writes the totals.
 #pragma once
 
 #include <chrono>
@@ -15,7 +14,7 @@
 // A forked child has separate groups, and therefore separate totals. Thread-safe.
 namespace torchcomms_pg::process_totals {
 
-// Number of ended groups whose sums are kept separately. The sums of groups that ended before are
+// Number of ended groups whose sums are kept separately. The sums of groups that ended earlier are
 // added up under the name kOthers.
 inline constexpr size_t kEnded = 64;
 inline constexpr char kOthers[] = "(others)";
@@ -30,7 +29,7 @@ struct Group {
   std::string name;
   std::string backend;
   bool watched = false;
-  bool live = false;  // at least one of them has not ended
+  bool live = false;  // whether at least one of them has not ended
   uint64_t inFlight = 0;
   Clock::duration oldest{0};           // age of the oldest operation in flight, or 0
   uint64_t failures = 0;               // see GroupTotals::noteFailure
@@ -39,19 +38,19 @@ struct Group {
 };
 
 struct Totals {
-  int64_t rank = -1;  // global rank in this process's first group; -1 before any
+  int64_t rank = -1;  // global rank in this process's first group; -1 before the first
   std::vector<Group> groups;
 };
 
-// Makes the totals of a new group. The group counts as ended when no other holder is left. `rank`:
-// this process's global rank.
+// Makes and returns the totals of a new group. The group counts as ended when the caller's
+// references to them are gone. `rank`: this process's global rank.
 std::shared_ptr<GroupTotals> add(
     const std::string& group, const std::string& backend, bool watched, int64_t rank);
 
 // Returns the totals. First polls devices for the ends of operations, for half a second at most.
 Totals read();
 
-// Notifies the writer that a group has failed, or that there is a verdict.
+// Counts a failure of the group or a verdict on it, and notifies the writer.
 void noteFailure(GroupTotals& group);
 
 // Functions of the writer, the one thread that writes the totals down.
@@ -60,7 +59,7 @@ void noteFailure(GroupTotals& group);
 // number of failures, or nullopt after endWriter(). `written`: number of failures already written
 // down.
 std::optional<uint64_t> awaitFailure(uint64_t written, Milliseconds patience);
-// Ends the writer's wait, now and later. Called by another thread.
+// Makes the writer's present and later waits return nullopt. Called by another thread.
 void endWriter();
 
 // Waits until the writer, if any, has written down all failures, for at most `patience`.

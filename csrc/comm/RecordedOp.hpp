@@ -67,7 +67,7 @@ class RecordedOp {
  private:
   struct Entry {
     std::shared_ptr<OpRecord> record;
-    c10::SmallVector<size_t, 2> places;  // by recorder
+    c10::SmallVector<size_t, 2> places;  // places of the entry, by recorder
   };
   const Recorders recorders_;
   const Stack stack_;

@@ -18,7 +18,7 @@ const char* recordedName(const PreparedOp& call) {
   if (call.members) {
     return traits(call.op.parts).recordedBatch;
   }
-  // In uneven lists sizes differ from rank to rank, which the analyser would report as an error.
+  // In uneven lists sizes differ between ranks, which torch's analyser would report as an error.
   return call.uneven() && call.op.kind != OpKind::allToAllSingle ? kUnchecked : known.recorded;
 }
 
@@ -69,7 +69,7 @@ void RecorderSet::record(PreparedOp& call) {
   auto recorders = recorders_.load();
   const auto& op = call.op;
   if (recorders->empty()) {
-    return;  // removed since any()
+    return;  // the last recorder was removed after any()
   }
   if (op.captured) {
     for (const auto& [recorder, group] : *recorders) {
@@ -109,7 +109,7 @@ void RecorderSet::record(PreparedOp& call) {
          .seq = op.seq,
          .inputs = call.inputs,
          .outputs = call.outputs,
-         // The analyser compares only the first tensor, if it compares sizes.
+         // Joins lists, unless sizes are unchecked: the analyser compares only the first tensor.
          .join = op.kind != OpKind::coalesced && what != kUnchecked,
          .timeout = op.timeout,
          .direction = oneSided ? OpRecord::Direction::one : OpRecord::Direction::none,

@@ -21,7 +21,7 @@ class RecorderSet {
  public:
   explicit RecorderSet(Communicator& comm) : comm_(comm) {}
 
-  // Sets the description, which add() passes to recorders.
+  // Sets the description of `group`, which add() passes to recorders.
   void describe(Group& group, std::string description);
 
   // Adds a recorder, which gets an entry for each operation from the next one on. The process's
@@ -32,7 +32,7 @@ class RecorderSet {
   // Adds the recorders of `former`, which this communicator replaces.
   void inherit(const RecorderSet& former);
 
-  // Returns whether there are recorders. Without any, an operation costs no more than this check.
+  // Returns whether there are recorders. Without them, an operation pays only for this check.
   bool any() const { return any_.load(std::memory_order_acquire); }
 
   // Enters an operation that is being issued. An operation that a graph captures is only counted.

@@ -14,13 +14,13 @@ class SignalSlots {
  public:
   explicit SignalSlots(int count) : used_(count) {}
 
-  // Takes the first free sigIdx. Raises RuntimeError if none is free.
+  // Takes and returns the first free sigIdx. Raises RuntimeError if none is free.
   int take(const c10::Device& device);
   void give(int index);
 
  private:
   std::mutex mutex_;
-  std::vector<bool> used_;  // by sigIdx
+  std::vector<bool> used_;  // whether it is taken, by sigIdx
 };
 
 }  // namespace torchcomms_pg

@@ -1,4 +1,4 @@
-// A part of the group's store as the key-value board of a hang diagnosis.
+// A part of the job's store as a key-value board.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -13,7 +13,7 @@
 
 namespace torchcomms_pg {
 
-// Keys and values of one communicator's diagnoses. Used by one thread.
+// Keys and values of diagnoses, of lateness, or of the status for other hosts. Not thread-safe.
 class StoreBoard final : public SharedBoard {
  public:
   explicit StoreBoard(c10::intrusive_ptr<c10d::Store> store) : shared_(std::move(store)) {}
@@ -34,8 +34,8 @@ class StoreBoard final : public SharedBoard {
   void erase(const std::string& key) { store().deleteKey(key); }
 
  private:
-  // Returns a separate connection, since another thread may block in the shared one. Opened at the
-  // first use, since most groups never need it.
+  // Returns a separate connection, since another thread may block in the shared one. Opens the
+  // connection at the first use, since most groups never need it.
   c10d::Store& store() {
     if (!own_) {
       own_ = shared_->clone();

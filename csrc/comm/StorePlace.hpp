@@ -35,7 +35,7 @@ struct StorePlace {
   };
 };
 
-// Keeps one T for each store. A T lives as long as it has a holder. Thread-safe.
+// Keeps one T for each store while a caller holds a reference to the T. Thread-safe.
 template <class T>
 class PerStore {
  public:
@@ -52,7 +52,7 @@ class PerStore {
     return known;
   }
 
-  // Returns those that live.
+  // Returns every existing T.
   std::vector<std::shared_ptr<T>> all() {
     std::vector<std::shared_ptr<T>> held;
     std::lock_guard lock(mutex_);

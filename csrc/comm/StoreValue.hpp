@@ -13,9 +13,9 @@
 
 namespace torchcomms_pg {
 
-// Returns the key's value, or null if it does not exist. Reads by a comparison that never matches:
-// for a missing key every store returns the expected value. get() would take two round trips more,
-// and would wait for a key that another rank erases after check() has found it.
+// Returns the key's value, or nullopt if the key does not exist. Reads by a comparison that never
+// matches: for a missing key every store returns the expected value. check() and get() would take
+// two round trips more, and get() would wait if another rank erased the key after check().
 inline std::optional<std::string> valueOf(c10d::Store& store, const std::string& key) {
   static const std::string text = "torchcomms_pg: no value";
   static const std::vector<uint8_t> none(text.begin(), text.end());
@@ -24,13 +24,13 @@ inline std::optional<std::string> valueOf(c10d::Store& store, const std::string&
     value = store.compareSet(key, none, none);
   } catch (const c10::DistError&) {
     throw;
-  } catch (const c10::Error&) {  // a store that a program has written in Python has no comparison
+  } catch (const c10::Error&) {  // a store that is written in Python has no compareSet()
     value = store.check({key}) ? store.get(key) : none;
   }
   return value == none ? std::nullopt : std::optional<std::string>({value.begin(), value.end()});
 }
 
-// The pauses of a rank that polls the store. It polls because a store prints a warning for each
+// The pauses of a rank that polls the store instead of waiting: a store prints a warning for each
 // wait that times out. The pauses grow, up to a limit that rises with the number of ranks that poll
 // at the same time, since one process answers all of them.
 class StorePauses {

@@ -40,8 +40,8 @@ void StreamExecutor::run(PreparedOp& call, const WorkPtr& work) {
 }
 
 void StreamExecutor::runInStream(PreparedOp& call, const WorkPtr& work) {
-  // For its caller, a synchronous operation is over when it is in the stream; its end is watched
-  // nevertheless. It keeps no tensors alive: their memory is reused in the order of that same
+  // For its caller, a synchronous operation is over when it is in the stream, but its end is
+  // watched. Its Flight keeps no tensors alive: their memory is reused in the order of that same
   // stream.
   const auto flight = std::make_shared<Flight>(comm_.shared_from_this(), *this, call.op);
   if (work) {
@@ -94,9 +94,9 @@ void StreamExecutor::runInStream(PreparedOp& call, const WorkPtr& work) {
 }
 
 // Captures the operation into the current stream's graph: a synchronous one in that stream, an
-// asynchronous one in a branch. It runs with each replay of the graph, which this process does not
-// observe, so that it is neither watched nor recorded. The graph keeps the order between streams
-// that wait, and the memory of the capture.
+// asynchronous one in a branch. Each replay of the graph runs the operation. The host does not
+// observe replays, so the operation is neither watched nor recorded. The graph keeps the order
+// between streams that wait, and the memory of the capture.
 void StreamExecutor::runInGraph(PreparedOp& call, const WorkPtr& work) {
   const c10::DeviceGuard onDevice(device_.device());
   const auto op = call.op;
@@ -158,7 +158,7 @@ void StreamExecutor::queue(PreparedOp& call, const c10::Stream& stream, const c1
 }
 
 // Makes the streams in whose order torch reuses memory wait for the queued kernels. Otherwise
-// memory that the exception frees could be reused before these have ended.
+// memory that the exception frees could be reused before the kernels have ended.
 void StreamExecutor::joinAfterError(
     const c10::Stream& stream,
     const c10::Stream& issuer,
@@ -180,7 +180,7 @@ void StreamExecutor::joinAfterError(
 }
 
 void StreamExecutor::finishFromEvent(std::shared_ptr<Flight> flight) {
-  // recorded in this thread, the only one for which a dump waits
+  // recorded in this thread, the poller's, since dumps wait only for that thread
   const bool recorded = recordEnd(*flight);
   // Finishes in another thread: releasing tensors may need the GIL, and hooks may take long.
   device_.runInFinisher([this, flight = std::move(flight), recorded] {
@@ -218,7 +218,7 @@ void StreamExecutor::land(Flight& flight, const std::exception_ptr& error, bool 
     op.recording->end(!error, elapsed, -1);
   }
   const auto work = flight.work();
-  flight.release();  // hooks may take long
+  flight.release();  // before the hooks, which may take long
   if (work) {
     work->finish(error);
   }
@@ -229,7 +229,7 @@ void StreamExecutor::land(Flight& flight, const std::exception_ptr& error, bool 
     device_.handOver();  // callbacks may wait for later operations
     work->completeFutures();
   }
-  flight.release();  // drops what a future has attached meanwhile
+  flight.release();  // drops the Work that getFutureResult() has attached meanwhile
   comm_.inFlight().remove(flight.entry());
 }
 
@@ -263,10 +263,10 @@ void StreamExecutor::awaitStarted(
     }
   }
   if (work != nullptr && work->done()) {
-    return;  // its error, if any, is raised by Work::wait
+    return;  // Work::wait raises its error, if any
   }
-  // Asks the library. To ask the device would cost time, and is forbidden while another thread
-  // captures a graph.
+  // Asks the library, not the device: a query of the device would cost time, and is forbidden while
+  // another thread captures a graph.
   if (const auto error = comm_.failureState().asyncError(op)) {
     comm_.failureState().awaitHooks();
     std::rethrow_exception(error);
@@ -276,7 +276,7 @@ void StreamExecutor::awaitStarted(
 void StreamExecutor::await(Work& work, Milliseconds timeout, bool onHost) {
   if (!work.done()) {
     auto flight = work.flight();
-    while (!flight && !work.done()) {  // another thread is launching its batch
+    while (!flight && !work.done()) {  // another thread is launching the batch of `work`
       std::this_thread::yield();
       flight = work.flight();
     }
@@ -317,7 +317,7 @@ void StreamExecutor::leaveGraph(
       return;
     }
     if (flight.hasFuture()) {
-      // The stream of the future's holder will join it.
+      // The stream of the future's holder will join the operation.
       graphStream_.keep(flight.capture(), std::move(keepAlive));
     } else {
       device_.await(*flight.end(), *flight.issuer());

@@ -14,7 +14,7 @@
 namespace torchcomms_pg {
 
 // Queues operations: synchronous ones in the caller's current stream, asynchronous ones in the
-// communicator's. Every call returns when the operation is queued.
+// communicator's. Every call but a synchronous barrier returns when the operation is queued.
 class StreamExecutor final : public Executor {
  public:
   StreamExecutor(Communicator& comm, c10::Device device, bool highPriority);
@@ -35,15 +35,15 @@ class StreamExecutor final : public Executor {
   // Records the end of an operation that its stream has passed, and finishes the operation in a
   // separate thread.
   void finishFromEvent(std::shared_ptr<Flight> flight);
-  // Ends an operation in a graph, when its Work is dropped: joins it to the stream that issued it,
-  // if no stream has joined it and none can any more, and releases the operation's memory.
-  // `keepAlive`: buffers that the operation still needs.
+  // Ends an operation in a graph, after its last reference, if the issuing stream has not waited
+  // for it. While the capture goes on, makes that stream wait or, if the operation has a future,
+  // keeps `keepAlive`, its buffers, until the capture's end.
   void leaveGraph(const Flight& flight, std::shared_ptr<const void> keepAlive) noexcept;
 
  private:
   void runInStream(PreparedOp& call, const WorkPtr& work);
   void runInGraph(PreparedOp& call, const WorkPtr& work);
-  // Queues the operation in `stream`. If it raises, the caller's stream `issuer` has to wait for
+  // Queues the operation in `stream`. If that raises, makes the caller's stream `issuer` wait for
   // `stream`, see joinAfterError().
   void queue(PreparedOp& call, const c10::Stream& stream, const c10::Stream& issuer);
   void joinAfterError(
@@ -52,12 +52,15 @@ class StreamExecutor final : public Executor {
       const std::vector<c10::Stream>& others) noexcept;
   // Returns whether the capture that contains the operation goes on.
   bool goesOn(const Flight& flight) const;
-  // Waits for an operation that is in its stream. `work` is null if the caller gets no Work.
+  // Waits for an operation that is in its stream, if the host has to wait: with a timeout, with
+  // `onHost`, and for a barrier. Raises if the library has failed. `work` is null if the caller
+  // gets no Work.
   void awaitStarted(const Flight& flight, const Work* work, Milliseconds timeout, bool onHost);
   bool awaitEnd(const Flight& flight, std::optional<Clock::time_point> deadline);
-  // Records that the operation has completed. Returns false if it has failed, or is in no recorder.
+  // Enters the operation's completion in the recorders. Returns false if the operation has failed
+  // or is not recorded.
   bool recordEnd(const Flight& flight) const;
-  // Finishes an operation. `recorded`: whether its end has been recorded.
+  // Finishes an operation. `recorded`: whether recordEnd() has recorded its end.
   void land(Flight& flight, const std::exception_ptr& error, bool recorded);
 
   Communicator& comm_;

@@ -147,7 +147,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
       futureResult_ = c10::make_intrusive<c10::ivalue::Future>(c10::AnyEnumType::get());
     }
     if (flight_ && !completed_) {
-      // The Flight keeps this Work alive to complete this future, even if it is the last holder.
+      // The Flight keeps this Work alive to complete the future, even if the caller drops the Work.
       flight_->attach(c10::intrusive_ptr<Work>::unsafe_reclaim_from_nonowning(this), true);
     }
   }
@@ -158,8 +158,8 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
 
 float Work::getDuration() const {
   using Duration = std::chrono::duration<float, std::milli>;
-  // Asks the device, since the operation's end may not have been recorded yet: another thread does
-  // that later.
+  // Asks the device, since the operation's end may not have been recorded yet: another thread
+  // records it later.
   if (const auto flight = this->flight(); timed_ && !done() && flight && flight->reached()) {
     return Duration(flight->elapsed()).count();
   }
@@ -321,8 +321,8 @@ void Work::completeFutures() {
       future->setError(error);
     } else {
       // The future records the current stream: its callbacks run after everything that is queued in
-      // that stream by now. So they run earliest if the future is requested right after the
-      // operation.
+      // that stream by now. Callbacks therefore run earliest if the future is requested right after
+      // the operation.
       c10::OptionalStreamGuard guard;
       if (flight) {
         guard.reset_stream(*flight->stream());

@@ -20,9 +20,9 @@ namespace torchcomms_pg {
 class Communicator;
 class Flight;
 
-// Keeps the operation's tensors alive until it has finished. On an accelerator its Flight does so,
-// and the Work keeps only the outputs. Made and finished by its Communicator; the other methods may
-// be called from any thread.
+// Keeps the operation's outputs alive, and its inputs until it has finished. On an accelerator the
+// Flight keeps the inputs. The Communicator makes and finishes the Work; any thread may call the
+// other methods.
 class Work final : public latest::Work {
  public:
   Work(
@@ -44,9 +44,10 @@ class Work final : public latest::Work {
 
   void synchronize() override;
 
-  // Waits until the operation has finished, or raises its error. If a timeout passes first, the
-  // communicator fails, since an operation that runs cannot be withdrawn. On an accelerator the
-  // current stream waits; the host waits only with a timeout, or for a barrier.
+  // Waits until the operation has finished, and raises its error, if any. If the timeout passes
+  // first, the communicator fails, since an operation that runs cannot be withdrawn. On an
+  // accelerator the current stream waits; the host waits only with a timeout, for a barrier, or
+  // after Executor::setBlockingWait(true).
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
 
   // Does the same as wait(), but the calling thread waits, even on an accelerator.
@@ -57,14 +58,15 @@ class Work final : public latest::Work {
   // Aborts the whole communicator.
   void abort() override;
 
-  // Returns the future of the outputs, or of the error. On an accelerator it completes at once, and
-  // the work of its callbacks is queued after the operation in their streams.
+  // Returns the future of the outputs, or of the error. On an accelerator the future completes at
+  // once, and work that its callbacks queue in their streams runs after the operation.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
   // Returns a future that completes with a c10d::WorkResult, never with an error.
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
 
-  // Returns the milliseconds from start to end; needs timing to be enabled before.
+  // Returns the milliseconds from start to end. Raises before the end, and unless timing was
+  // enabled before the operation.
   float getDuration() const override;
 
   uint64_t getSequencenumber() const override;
@@ -85,7 +87,7 @@ class Work final : public latest::Work {
   void setTimed(bool timed);
   // Sets the pass that finish() notifies. Call before the operation is launched.
   void setPass(std::shared_ptr<BackwardPass> pass) { pass_ = std::move(pass); }
-  // Gives a batch, at its launch, the operation that it consists of.
+  // Sets the operation of a batch, at the batch's launch.
   void assign(Operation op, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs);
   // Records that the operation is in a stream of an accelerator, or in a graph.
   void depart(std::shared_ptr<Flight> flight);
@@ -100,9 +102,9 @@ class Work final : public latest::Work {
   void completeFutures();
   bool hasFuture() const;
   bool launched() const { return operation().seq != 0; }
-  // Returns whether a host thread now waits for it.
+  // Returns whether a host thread waits for the operation now.
   bool awaited() const { return waiting_.load(std::memory_order_relaxed) != 0; }
-  // Counts the calling thread among the waiting ones, while the result lives.
+  // Counts the calling thread among the waiting threads while the result exists.
   [[nodiscard]] auto waiting() {
     waiting_.fetch_add(1);
     return c10::make_scope_exit([this] { waiting_.fetch_sub(1); });
@@ -110,8 +112,8 @@ class Work final : public latest::Work {
   Clock::time_point started() const;
   Clock::time_point finished() const;
 
-  // Drops what only users need. Called when their last reference is gone; a Flight may still hold a
-  // weak one.
+  // Drops what only users need. Called when the last strong reference is gone; a Flight may still
+  // hold a weak reference.
   void release_resources() override;
 
  private:

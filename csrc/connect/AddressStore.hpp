@@ -14,8 +14,8 @@
 
 namespace torchcomms_pg {
 
-// Reads each key once, in one round trip. Gloo asks for each key three times, and for its own.
-// Thread-safe.
+// Reads each key from the wrapped store only once, in one round trip. Gloo asks for each key three
+// times, and also for keys that it has set. Thread-safe.
 class AddressStore final : public c10d::Store {
  public:
   AddressStore(c10::intrusive_ptr<c10d::Store> store, int ranks)

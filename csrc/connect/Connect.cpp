@@ -18,14 +18,14 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Path of the library for each type of simulated accelerator: empty for shared memory. Null if the
-// type is not simulated.
+// Path of the library that each type of simulated accelerator uses; empty for shared memory. Null
+// for a type that is not simulated.
 std::array<
     std::atomic<const std::string*>,
     static_cast<size_t>(c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES)>
     hostStreams{};
 
-// Makes a Communicator that owns `made`.
+// Makes a Communicator that owns `made`. After an error, fails and aborts `made`.
 std::shared_ptr<Communicator> own(
     const RendezvousInfo& info,
     const Library& library,
@@ -72,7 +72,8 @@ void logOnce(const Libnccl& library) {
   });
 }
 
-// Joins those ranks on this rank's host that share memory. `peers` are the processes of all ranks.
+// Joins the ranks that share memory with this rank, and returns their communicator. `peers` are the
+// processes of all ranks.
 ncclComm_t joinInside(
     const RendezvousInfo& info, const std::vector<Peer>& peers, const gloo::Topology& topology) {
   auto inside = info;
@@ -107,8 +108,8 @@ ncclComm_t joinInside(
   return made;
 }
 
-// Connects, through Gloo, ranks that have met in the store. Ranks for which `placeOf` returns the
-// same name share memory; if `placeOf` is null, no ranks share memory.
+// Connects ranks that have met in the store: through shared memory if `placeOf` returns equal names
+// for them, otherwise through Gloo. If `placeOf` is null, no ranks share memory.
 std::shared_ptr<Communicator> connectMet(
     RendezvousInfo info,
     const ConnectGloo& connectGloo,

@@ -17,7 +17,7 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Starts the monitor's thread before this rank arrives: if it cannot be started, the error comes
+// Starts the monitor's thread before this rank arrives, so that an error of the start is raised
 // before the peers rely on this rank.
 using MonitorRuns = Monitor::Hold;
 
@@ -29,8 +29,8 @@ void check(const Library& library, ncclResult_t result, const RendezvousInfo& in
   failInit(info.group.name, text.empty() ? library.getErrorString(result) : text, {info.rank});
 }
 
-// Starts to join the ranks that share `id`, in host memory. The join proceeds in the background.
-// `config`, or a copy, must outlive the communicator.
+// Starts to join the ranks that share `id`, in host memory, and returns the communicator. The join
+// goes on in the background.
 ncclComm_t joinHere(
     const Library& library, ncclUniqueId id, const RendezvousInfo& info, const NcclConfig& config) {
   auto raw = config.raw(/*blocking=*/false);
@@ -39,7 +39,7 @@ ncclComm_t joinHere(
   return comm;
 }
 
-// Makes a unique id and returns it after kId, or a refusal.
+// Returns kId and a new unique id, or a refusal.
 std::string newId(const Library& library, const RendezvousInfo& info) {
   ncclUniqueId id;
   if (library.getUniqueId(&id) != ncclSuccess) {
@@ -67,7 +67,7 @@ std::vector<ncclUniqueId> readIds(
   return ids;
 }
 
-// Describes why the ranks cannot share memory; empty if they can.
+// Returns a text that says why the ranks cannot share memory; empty if they can.
 std::string whoIsElsewhere(const std::vector<Peer>& peers) {
   std::vector<std::string> hosts;
   std::vector<std::string> places;
@@ -80,7 +80,7 @@ std::string whoIsElsewhere(const std::vector<Peer>& peers) {
                            : different;
 }
 
-// Describes a host that has too many ranks; empty if none has.
+// Returns a text that names a host with too many ranks; empty if no host has too many.
 std::string fullHost(const std::vector<Peer>& peers) {
   std::map<std::string, int> ranks;
   for (const auto& peer : peers) {
@@ -92,8 +92,8 @@ std::string fullHost(const std::vector<Peer>& peers) {
   return "";
 }
 
-// Returns the ranks that make the unique ids, in the ids' order, spread over the ranks as NCCL
-// expects.
+// Returns the ranks that make the `count` unique ids, in the order of the ids. They are spread over
+// all ranks as NCCL expects.
 std::vector<int> rootsOf(int size, int count) {
   std::vector<int> roots;
   for (int i = 0; i < count; ++i) {
@@ -102,8 +102,8 @@ std::vector<int> rootsOf(int size, int count) {
   return roots;
 }
 
-// Returns rank 0's answer. A text of `said` is a rank's version, followed by an id if the rank is a
-// root. `pair`: see differences().
+// Returns rank 0's answer. `said` has each rank's version of NCCL, followed by a unique id if the
+// rank is a root. `pair`: see differences().
 std::string gatherIds(
     const std::vector<std::string>& said,
     const std::vector<int>& roots,
@@ -149,7 +149,8 @@ std::string pairIds(
   return id.front() == kId ? gatherIds(said, {0}, {info.rank, info.peer}) : id;
 }
 
-// Makes the communicator of the ranks that have met.
+// Has `make` make the communicator of the ranks that have met. Raises the reason of another rank
+// that cannot join, or else the error of `make`.
 std::shared_ptr<Communicator> makeLooking(
     StoreRendezvous& rendezvous, const std::string& group, const Connecting& make) {
   const auto look = [&] {

@@ -15,33 +15,33 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Intervals at which a waiting rank checks whether its peers are alive and whether it must stop
-// itself: while it waits for the store, and while the library joins the ranks.
+// Intervals at which a waiting rank calls look(): while it waits for a key of the store, and while
+// the library joins the ranks.
 constexpr Milliseconds kLook{250};
 constexpr Milliseconds kLookWhileJoining{50};
 
-// Longest interval at which a rank polls the library during the join, for each rank of the host:
-// the ranks share the host's cores.
+// The longest interval at which a rank polls the library during the join is this value times the
+// number of ranks, which share the host's cores, but at least kFirstPoll.
 constexpr std::chrono::microseconds kJoiningPollOfRank{10};
 constexpr std::chrono::microseconds kFirstPoll{200};
 
-// Interval of a rank that expects an event of another process at once.
+// Interval at which a rank polls for an event that it expects within moments.
 constexpr Milliseconds kSoon{20};
 
-// Longest time from a rank's decision on a round until the answer is in the store.
+// Longest time from a rank's decision on a round until that rank has stored the answer.
 constexpr Milliseconds kWriting{1000};
 
 // Key of the number of the last round in which all ranks met.
 constexpr const char* kMet = "met";
 
-// Keys of each round: the answer, the number of ranks that tried to decide the round, and the
-// number that have read the answer.
+// Keys of each round: the answer, the number of ranks that have tried to decide the round, and the
+// number of ranks that have read the answer.
 constexpr const char* kAnswer = "answer";
 constexpr const char* kDecided = "decided";
 constexpr const char* kRead = "read";
 
-// Returns the rank that the sender of `text` wants to connect with, or -1 if it wants all or does
-// not say.
+// Returns the rank with which the writer of `text` wants to connect, or -1 if it wants all ranks or
+// `text` does not say.
 int wantedIn(const std::string& text) {
   TextReader said(text.substr(std::min(text.find('\n'), text.size())));
   int rank = -1;
@@ -120,8 +120,8 @@ void StoreRendezvous::enter(int64_t round) {
 
 bool StoreRendezvous::over() {
   const auto answer = value(kAnswer);
-  // A refusal must fail every rank once, late ones included: for this rank the round is over only
-  // after it has written its own key.
+  // A refusal must fail every rank once, even a late one. So for this rank a refused round is over
+  // only if this rank has written its own key in it.
   return answer && (answer->front() != kRefusal || value(rankKey(info_.rank)));
 }
 
@@ -137,8 +137,8 @@ host::NcclError StoreRendezvous::blame(const std::exception& error) const {
 }
 
 void StoreRendezvous::raiseStoreGone(const c10::Error& error) {
-  known_ = true;  // the peers notice it themselves
-  // A process loses its connections a moment before it has ended.
+  known_ = true;  // the peers notice themselves that the store is gone
+  // A process that is ending closes its connections a moment before it counts as dead.
   for (const auto until = Clock::now() + kLook; Clock::now() < until;) {
     if (const int dead = deadPeer(); dead >= 0) {
       raiseDied(dead);
@@ -219,7 +219,7 @@ std::string StoreRendezvous::exchange(
 
 void StoreRendezvous::forget() {
   try {
-    // Until all have counted themselves, another rank may still read any key.
+    // Before all ranks have counted themselves, another rank may still read any key.
     if (store_.add(prefix_ + kRead, 1) != info_.size) {
       return;
     }
@@ -259,7 +259,8 @@ std::string StoreRendezvous::meet(const std::string& mine, const Judge& judge) {
   for (size_t peer = 0; peer < peers_.size(); ++peer) {
     all += peers_[peer].text(peer == 0 ? nullptr : &peers_[peer - 1]) + "\n";
   }
-  // Stored before the answer, which the last reader deletes: no rank may enter this round again.
+  // Stored before the answer: after the last reader has deleted the answer, kMet alone keeps ranks
+  // from entering this round again.
   store_.add(home_ + kMet, round_ - met_);
   met_ = round_;
   return decide(all + answer.substr(1));
@@ -303,7 +304,7 @@ void StoreRendezvous::awaitJoined(const Library& library, ncclComm_t comm) {
     }
     if (state != ncclInProgress) {
       look();
-      return;  // no rank has refused: the communicator was made and has failed since
+      return;  // later calls raise the communicator's failure
     }
     if (const auto now = Clock::now(); now >= next) {
       next = now + std::max<Clock::duration>(kLookWhileJoining, StorePauses::longestOf(ranks_));
@@ -328,7 +329,7 @@ void StoreRendezvous::look() {
   if (host::interrupted()) {
     std::rethrow_exception(host::takeInterrupt());
   }
-  // Rank 0 reads the messages of all ranks. The others read rank 0's message, and learn of all
+  // Rank 0 reads the values of all ranks. The other ranks read rank 0's value, and learn of all
   // ranks from its answer.
   for (int peer = 0; peer < (info_.rank == 0 ? info_.size : 1); ++peer) {
     if (heard_[peer]) {
@@ -339,7 +340,7 @@ void StoreRendezvous::look() {
     }
   }
   const int dead = deadPeer();
-  checkRefused();  // first: a rank that has read the refusal may have ended since
+  checkRefused();  // first, since a rank that has read a refusal may have ended
   if (dead >= 0) {
     raiseDied(dead);
   }
@@ -465,7 +466,7 @@ Failure StoreRendezvous::lateRanks(std::vector<int> joining) {
   }
   for (auto* const ranks : {&missing, &gone}) {
     if (std::ranges::count(*ranks, info_.peer) > 0) {
-      *ranks = {info_.peer};  // the only rank that this one needs
+      *ranks = {info_.peer};  // the only rank that this rank needs
     }
   }
   Failure failure;

@@ -15,48 +15,46 @@
 
 namespace torchcomms_pg {
 
-// First byte of a value in the store, which says what follows. kId: the requested value, ...
+// First bytes of values in the store. Each says what follows: the requested value, ...
 inline constexpr char kId = '=';
-// ... kRefusal: the error why no group can be made, see refusal(), ...
+// ... the error for which no group can be made, see refusal(), ...
 inline constexpr char kRefusal = '!';
-// ... kApart: the reason why these ranks cannot share memory, ...
+// ... the reason why these ranks cannot share memory, ...
 inline constexpr char kApart = '~';
-// ... kGivenUp: nothing; a rank gave up waiting, and the ranks that still wait meet in the next
-// round, ...
+// ... nothing, since a rank has given up waiting and the others meet in the next round, or ...
 inline constexpr char kGivenUp = '-';
-// ... kPair: two ranks, as in "2 5|", and a kId or kRefusal; the two have met for a message, and
-// the other ranks meet in the next round.
+// ... two ranks, as in "2 5|", and a kId or kRefusal: the two have met for a message, and the other
+// ranks meet in the next round.
 inline constexpr char kPair = '+';
 
-// Returns the value that refuses a group, for the fault of `ranks`.
+// Returns the value that tells all ranks why no group can be made. `ranks` are at fault.
 inline std::string refusal(const std::string& why, std::vector<int> ranks = {}) {
   return kRefusal + host::encode({ncclRemoteError, why, std::move(ranks)});
 }
 
-// Raises CommError, saying that the group could not be set up for the reason `why`, with the ranks
-// at fault.
+// Raises CommError: the group could not be set up because of `why`, by the fault of `ranks`.
 [[noreturn]] void failInit(
     const std::string& group, const std::string& why, std::vector<int> ranks = {});
 
-// Returns the text of `error` without the group's name and torch's stack trace.
+// Returns the text of `error` without failInit()'s introduction and without torch's stack trace.
 std::string reasonOf(const std::string& group, const std::exception& error);
 
 // Returns "rank 2 <what> 'a'; ranks 0, 1 <what> 'b'" if the ranks' texts differ, else "". `pair`:
-// the two ranks whose texts they are; empty for all ranks.
+// the two ranks whose texts `said` has; empty if `said` has the texts of all ranks.
 std::string differences(
     const std::vector<std::string>& said,
     const std::string& what,
     const std::vector<int>& pair = {});
 
-// One rank's part in the rendezvous; used by one thread.
+// One rank's part in a rendezvous. Only one thread may use the object.
 //
-// The same store and name may serve several groups in turn, also of other ranks, and some of them
-// may fail. So the ranks meet in rounds, each with separate keys. The first rank that decides a
-// round decides it for all: rank 0 when all ranks have arrived, a rank that gives up waiting, a
-// rank that cannot join, or, of two ranks that want to exchange a message, the lower one after it
-// has waited for the others. A rank enters the first round that is not over for it. So its second
-// try meets the first try of a late rank, and no message of an earlier round counts in a new one.
-// Of a round in which all ranks met, only the number stays in the store.
+// Ranks may meet several times with one store and one `members` key, and a meeting may fail. So the
+// ranks meet in rounds, each with separate keys. The first rank that decides a round decides it for
+// all ranks. This is rank 0 when all ranks have arrived, or a rank that gives up waiting or cannot
+// join. Of two ranks that want to connect for a message, the lower may also decide, after it has
+// waited for the others. A rank enters the first round that is not over for this rank. So its
+// second try meets the first try of a late rank, and values of earlier rounds have no effect. Of a
+// round in which all ranks have met, only the number stays in the store.
 class StoreRendezvous {
  public:
   explicit StoreRendezvous(const RendezvousInfo& info);
@@ -64,8 +62,8 @@ class StoreRendezvous {
   Met met() const { return {prefix_, peers_, pair_}; }
   const std::vector<Peer>& peers() const { return peers_; }
 
-  // Calls `body`. If it raises, passes the reason to all ranks that still wait, unless each notices
-  // the cause itself, such as a store that is gone.
+  // Calls `body` and returns its result. If `body` raises, passes the reason to all ranks that
+  // still wait, unless each of them notices the cause itself, such as a store that is gone.
   template <class Body>
   auto run(const Body& body) {
     try {
@@ -82,49 +80,51 @@ class StoreRendezvous {
     }
   }
 
-  // Returns what the other ranks get of `error`.
+  // Returns the error that the other ranks raise for this rank's `error`.
   host::NcclError blame(const std::exception& error) const;
 
   using Judge = std::function<std::string(const std::vector<std::string>&)>;
 
-  // Collects on rank 0 each rank's message `mine`, process and host; afterwards all ranks know the
-  // processes and hosts. All ranks return the result of rank 0's `judge` for the messages: kId or
-  // kApart, and a text. All raise the text of a kRefusal. For a pair, the lower rank's `judgePair`
-  // takes the place of `judge`.
+  // Collects on rank 0 each rank's text `mine`, process and host. Afterwards all ranks know the
+  // processes and hosts. Rank 0 calls `judge` with the texts. All ranks return its result, kId or
+  // kApart and a text, or raise the reason of a kRefusal. If two ranks meet alone, the lower rank
+  // calls `judgePair` instead.
   std::string exchange(const std::string& mine, const Judge& judge, const Judge& judgePair);
 
-  // Returns when all ranks have joined the library's communicator.
+  // Waits until all ranks have joined the library's communicator, or until the communicator has
+  // failed; later calls then raise its failure. Raises if a rank has died, cannot join or is late.
   void awaitJoined(const Library& library, ncclComm_t comm);
 
-  // Raises the reason of another rank that cannot join, if it has given one.
+  // If another rank has written that it cannot join, raises the reason of that rank.
   void checkRefused();
 
-  // Raises if a rank has died or cannot join, or if this rank must stop. Each rank checks the
-  // processes of its host that it knows, and notifies the ranks of other hosts.
+  // Raises if a rank has died or cannot join, or if a signal handler has raised. Each rank checks
+  // the known processes of its host. If one has died, tells the ranks of all hosts.
   void look();
 
  private:
   void enter(int64_t round);
 
-  // Returns whether the round is decided and this rank need not read the answer.
+  // Returns whether the round has been decided and this rank need not read the answer.
   bool over();
 
   // Takes part in one round and returns its answer.
   std::string meet(const std::string& mine, const Judge& judge);
 
-  // Decides the round for this rank and its `peer`, if the peer also wants this rank and this rank
-  // is the lower one. Returns an empty text if not, or not yet.
+  // Decides the round for this rank and its `peer`, and returns the answer, if this rank is the
+  // lower one and the peer has arrived and wants this rank. Otherwise returns an empty text.
   std::string meetPair();
 
-  // Counts this rank, which has read the answer, and deletes the round's keys if it is the last.
-  // Rank 0, which is often on the store's host, counts itself when it has joined the others, and so
-  // is mostly the last.
+  // Counts this rank as one that has read the answer. The last rank to be counted deletes the
+  // round's keys. It is usually rank 0, which is often on the store's host: rank 0 counts itself
+  // after it has joined the others.
   void forget();
 
-  // Decides the round with `answer`, unless another rank was first. Returns the round's answer.
+  // Decides the round with `answer`, unless another rank was first. Returns the round's answer, or
+  // kGivenUp if the first rank does not write the answer in time.
   std::string decide(const std::string& answer);
 
-  // Calls `body`. Raises CommError if the store is gone.
+  // Calls `body` and returns its result. Raises CommError if the store is gone.
   template <class Body>
   auto reachingStore(const Body& body) {
     try {
@@ -136,11 +136,11 @@ class StoreRendezvous {
     }
   }
 
-  // Raises an error that names the dead rank whose process served the store, or else says that the
+  // Raises an error that names a rank of this host that has died, or if none has, says that the
   // store is gone.
   [[noreturn]] void raiseStoreGone(const c10::Error& error);
 
-  // Returns a rank of this host whose process has ended, or -1 if all known ones are alive.
+  // Returns a dead rank of this host that this rank needs, or -1 if no such rank is known.
   int deadPeer() const;
 
   [[noreturn]] void raiseDied(int peer);
@@ -149,47 +149,48 @@ class StoreRendezvous {
 
   void set(const std::string& key, const std::string& value);
 
-  // Returns the value of a key of the round, or null if it does not exist.
+  // Returns the value of a key of the round, or nullopt if the key does not exist.
   std::optional<std::string> value(const std::string& key);
 
   void tell(const host::NcclError& error) noexcept;
 
   [[noreturn]] void raiseRefused(const std::string& text);
 
-  // Stores process and version of rank `peer` from its message `text`, and returns what follows the
-  // message's second line, which names the rank that `peer` wants.
+  // Keeps the process and version of rank `peer`, the first line of the value `text` that `peer`
+  // has written. The second line is the rank that `peer` wants. Returns the rest, its `mine`.
   std::string hear(int peer, const std::string& text);
 
-  // Describes how the ranks' versions of this package differ; empty if they do not.
+  // Returns a text that says how the ranks' versions of this package differ; empty if equal.
   std::string differentVersions() const;
 
+  // Passes on and raises a refusal that another rank has written in place of its value.
   [[noreturn]] void tellAgain(const std::string& refusal);
 
-  // Returns the value of the key, or the answer if that is stored first.
+  // Waits for a key of the round or for the answer, and returns the value that is stored first.
   std::string await(const std::string& key);
 
-  // Builds the failure at the deadline. `joining` are ranks that are known but have not joined.
+  // Returns the failure at the deadline. `joining` are ranks that have arrived but not joined.
   Failure lateRanks(std::vector<int> joining = {});
 
   const RendezvousInfo& info_;
   const Peer self_ = Peer::self();
   c10d::Store& store_;
-  const int64_t ranks_;  // number that poll the store at the same time, in all parts of a group
+  const int64_t ranks_;  // ranks that poll the store at the same time, in all parts of the group
   const Clock::time_point deadline_;
   const std::string home_;  // prefix of the keys of all rounds
-  std::string mine_;        // this rank's message
+  std::string mine_;        // this rank's text, see exchange()
   Judge judgePair_;
   std::vector<int> pair_;
-  int64_t met_ = 0;  // last round in which all ranks met, as rank 0 counts them
+  int64_t met_ = 0;  // last known round in which all ranks met
   int64_t round_ = 0;
   std::string prefix_;                 // prefix of the round's keys
   std::vector<Peer> peers_;            // by rank, as far as known
-  std::vector<bool> heard_;            // true if the peer is known from this rendezvous
-  std::vector<bool> seen_;             // true if the peer arrived in an earlier round
+  std::vector<bool> heard_;            // by rank: true if this rank has read its value
+  std::vector<bool> seen_;             // by rank: true if it arrived in an earlier round
   std::vector<std::string> versions_;  // versions of this package, by rank; on rank 0 only
-  bool allMet_ = false;                // true if all ranks met in the round, without a refusal
-  bool said_ = false;                  // true if this rank has sent its message
-  bool known_ = false;                 // true if the other ranks know, or will notice, the failure
+  bool allMet_ = false;                // true if all ranks have met, without a refusal
+  bool said_ = false;                  // true if this rank has written its value of the round
+  bool known_ = false;                 // true if other ranks know or will notice the failure
 };
 
 }  // namespace torchcomms_pg

@@ -94,7 +94,7 @@ void resumeAfterCurrentStream(c10::Device device, const std::vector<c10::Stream>
 }
 
 void takeDevice(c10::Device device) {
-  // Not uncheckedSetDevice, which does not set a device that has no context yet.
+  // Calls setDevice, since uncheckedSetDevice does not set a device that has no context yet.
   implementation(device).setDevice(device);
   if (device.is_cuda()) {
     useThreadLocalCaptureMode();
@@ -137,8 +137,8 @@ EventPtr AcceleratorDevice::record(const c10::Stream& stream, bool timed) {
         device().type(), timed ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT);
   }
   event->record(stream);
-  // Streams that wait for the event wait for this record, even if the event is recorded again
-  // before they reach it.
+  // A stream that has been told to wait for the event waits for this recording, even if the event
+  // is reused and recorded again before the stream reaches the wait.
   return {event.release(), [events = events_, timed](c10::Event* done) {
             const std::lock_guard lock(events->mutex);
             events->free[timed].emplace_back(done);

@@ -1,5 +1,4 @@
-// An accelerator: operations are queued in its streams, and the host does not wait. Uses c10's
-// generic classes only, so that this code does not depend on CUDA.
+// The streams and events of an accelerator, in c10's generic classes and so independent of CUDA.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -19,17 +18,17 @@
 
 namespace torchcomms_pg {
 
-// A point in a stream.
+// An event recorded in a stream, which marks a point in the stream's work.
 using EventPtr = std::shared_ptr<const c10::Event>;
 
 // Returns the number of devices of the type that torch sees.
 int deviceCount(c10::DeviceType type);
 
-// Returns the type of accelerator of which torch sees a device, or nullopt if it sees none.
+// Returns the type of the accelerators that torch sees, or nullopt if torch sees none.
 std::optional<c10::DeviceType> presentAccelerator();
 
 // Waits until all work queued so far in the device's current stream has run. Raises the exception
-// of a signal's handler that runs meanwhile.
+// of a signal handler that has raised during the wait.
 void awaitCurrentStream(c10::Device device);
 
 // Makes the current stream of `later` wait for all work queued so far in the current stream of
@@ -40,17 +39,17 @@ void orderStreams(c10::Device earlier, c10::Device later);
 c10::Stream currentStream(c10::Device device);
 
 // Makes the device's current stream wait for all work queued so far in `streams`, in which the
-// operations of a batch were issued. Returns those other than the current one, each once. Raises if
-// some of the streams capture a graph and others do not.
+// operations of a batch were issued. Returns `streams` without the current stream and without
+// duplicates. Raises if graphs capture only some of the streams.
 std::vector<c10::Stream> joinCurrentStream(
     c10::Device device, const std::vector<c10::Stream>& streams);
 
 // Makes `streams` wait for all work queued so far in the device's current stream.
 void resumeAfterCurrentStream(c10::Device device, const std::vector<c10::Stream>& streams);
 
-// Makes the device current in the calling thread, a thread of this project, and lets the thread
-// call the device's runtime while other threads capture graphs. Without this, a library's call in
-// the thread could create a context on device 0 or invalidate a capture. Raises torch's error if
+// Makes the device current in the calling thread, which this project has started, and lets the
+// thread call the device's runtime while other threads capture graphs. Otherwise a library's call
+// in the thread could create a context on device 0 or invalidate a capture. Raises torch's error if
 // the device cannot be used.
 void takeDevice(c10::Device device);
 
@@ -64,7 +63,7 @@ class AcceleratorDevice final {
 
   const c10::Device& device() const { return device_; }
 
-  // Starts the threads that an operation needs. Raises std::runtime_error if one cannot be started.
+  // Starts the threads that an operation needs. Raises std::runtime_error if that is impossible.
   void prepare() {
     finisher_.start();
     watch_.start();
@@ -72,15 +71,14 @@ class AcceleratorDevice final {
 
   // Runs `body`, which may block for long, in the thread that finishes operations.
   void runInFinisher(std::function<void()> body) { finisher_.enqueue(std::move(body)); }
-  // Lets later bodies run before the calling one has ended.
+  // Lets later bodies run while the body that calls this function goes on.
   void handOver() { finisher_.handOver(); }
 
-  // Returns the communicator's stream. Later work in it waits for all work queued so far in
-  // `issuer`.
+  // Returns the communicator's stream. Its later work waits for all work now queued in `issuer`.
   c10::Stream streamAfter(const c10::Stream& issuer);
 
   c10::Stream currentStream() const;
-  // Takes one of torch's streams, of which torch hands out a few in turn.
+  // Returns a stream of torch's pool, which has few streams and hands them out in turn.
   c10::Stream newStream(bool highPriority) const;
 
   // Records an event after all work queued so far in `stream`. A `timed` event can measure
@@ -90,7 +88,7 @@ class AcceleratorDevice final {
   // Makes `stream` wait for the event; the host does not wait.
   void await(const c10::Event& event, const c10::Stream& stream) const;
 
-  // Returns the thread that polls for the ends of operations.
+  // Returns the poller of this device, which notices the ends of operations.
   EventPoller& watch() const { return watch_; }
 
   static cudaStream_t handle(const c10::Stream& stream) {
@@ -98,7 +96,7 @@ class AcceleratorDevice final {
   }
 
  private:
-  // Kept for reuse: events are costly to make.
+  // Events for reuse, since making an event is slow.
   struct Events {
     std::mutex mutex;
     std::vector<std::unique_ptr<c10::Event>> free[2];  // without and with timing

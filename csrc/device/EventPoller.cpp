@@ -16,7 +16,7 @@ namespace torchcomms_pg {
 
 namespace {
 
-// The watches of this process.
+// The pollers of this process, by device.
 struct Watches {
   std::mutex mutex;
   std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, EventPoller> all;
@@ -39,7 +39,7 @@ void EventPoller::askNow(std::chrono::milliseconds patience) {
   {
     std::lock_guard lock(watches().mutex);
     for (auto& [device, watch] : watches().all) {
-      if (watch.pid_.load(std::memory_order_relaxed) == getpid()) {  // else no thread runs
+      if (watch.pid_.load(std::memory_order_relaxed) == getpid()) {  // started in this process
         rounds.emplace_back(&watch, watch.hasten());
       }
     }
@@ -53,7 +53,7 @@ uint64_t EventPoller::hasten() {
   std::lock_guard lock(mutex_);
   hastened_ = !idle_;
   wake_.notify_one();
-  return begun_ + 1;  // the current round may already have passed an event
+  return begun_ + 1;  // the current round may have polled an event before its time
 }
 
 void EventPoller::awaitRound(
@@ -101,7 +101,7 @@ void EventPoller::add(c10::StreamId stream, std::shared_ptr<Awaited> awaited) {
 }
 
 void EventPoller::run() {
-  // Sets the device: otherwise the first query would create a context on device 0.
+  // Without this call the first query would create a context on device 0.
   c10::impl::VirtualGuardImpl(device_.type()).uncheckedSetDevice(device_);
   if (device_.is_cuda()) {
     useThreadLocalCaptureMode();

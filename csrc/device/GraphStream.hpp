@@ -1,4 +1,4 @@
-// The stream of a communicator's asynchronous operations during captures of graphs.
+// The stream of a communicator's asynchronous operations while a graph is captured.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -15,11 +15,12 @@
 
 namespace torchcomms_pg {
 
-// Owns a stream for operations in graphs alone: while one thread captures, operations that another
-// thread issues must not get into the graph. Thread-safe.
+// Owns a stream that only captured operations use. The communicator's normal stream does not join
+// captures: operations that another thread issues in it meanwhile would get into the graph.
+// Thread-safe.
 class GraphStream {
  public:
-  // A stream inside a capture, and the number of that capture, from 1.
+  // A stream that a graph captures, and the number of the capture, from 1.
   struct Branch {
     c10::Stream stream;
     uint64_t capture;
@@ -28,15 +29,15 @@ class GraphStream {
   GraphStream(AcceleratorDevice& device, bool highPriority)
       : device_(device), highPriority_(highPriority) {}
 
-  // Makes the stream part of the capture of `issuer`. Later work in it waits for all work queued so
-  // far in `issuer`. Returns nullopt if streams of this kind of device do not join each other's
-  // captures.
+  // Makes the stream join the capture of `issuer`, and returns the stream. Later work in the stream
+  // waits for all work queued so far in `issuer`. Returns nullopt except for CUDA: streams of other
+  // devices do not join each other's captures.
   std::optional<Branch> branchFrom(const c10::Stream& issuer);
 
   // Returns whether the capture is still open.
   bool open(uint64_t capture) const;
 
-  // Keeps `object` until the capture has ended and a later call notices the end.
+  // Keeps `object` until the first dropEnded() after the end of the capture.
   void keep(uint64_t capture, std::shared_ptr<const void> object);
   // Drops the objects of captures that have ended. Cheap if nothing is kept.
   void dropEnded();
@@ -47,8 +48,8 @@ class GraphStream {
   AcceleratorDevice& device_;
   const bool highPriority_;
   mutable std::mutex mutex_;
-  std::optional<c10::Stream> stream_;  // taken with the first capture: torch has few streams
-  uint64_t capture_ = 0;               // number of the latest one
+  std::optional<c10::Stream> stream_;  // nullopt until the first capture: torch has few streams
+  uint64_t capture_ = 0;               // number of the latest capture
   std::vector<std::pair<uint64_t, std::shared_ptr<const void>>> kept_;
   std::atomic<bool> keeps_{false};
 };

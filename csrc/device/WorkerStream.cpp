@@ -25,21 +25,21 @@ struct WorkerStream::State : std::enable_shared_from_this<State> {
   const pid_t pid = getpid();
   std::mutex mutex;
   std::condition_variable work;   // a task needs a leader, or the stream closes
-  std::condition_variable ended;  // a thread, or the last task, ended
+  std::condition_variable ended;  // a thread has ended, or no task is left
   std::deque<Task> tasks;
   std::vector<std::thread> threads;
-  size_t idle = 0;
-  size_t running = 0;
-  uint64_t lead = 0;  // changes when a thread takes or hands over the lead
+  size_t idle = 0;     // threads that wait for tasks
+  size_t running = 0;  // threads that have not ended
+  uint64_t lead = 0;   // changes when a thread takes or hands over the lead
   bool led = false;
   std::thread::id leader;
   bool closing = false;
-  std::atomic<bool> deferring{false};  // set with `mutex` held
+  std::atomic<bool> deferring{false};  // true from defer() to wake(); set with `mutex` held
 
   // Call all functions but run() with `mutex` held.
   //
-  // Wakes or starts a thread. If none can be started, a running one takes the tasks after its
-  // current task; raises if none runs.
+  // Wakes or starts a thread. If no thread can be started, a running thread takes the tasks after
+  // its current task; raises if no thread runs.
   void wakeOne() {
     if (idle > 0) {
       work.notify_one();
@@ -55,10 +55,10 @@ struct WorkerStream::State : std::enable_shared_from_this<State> {
       return;
     }
     ++running;
-    ++idle;  // counted now, so that the next task does not start another
+    ++idle;  // counted now, so that the next task starts no further thread
   }
 
-  // Runs tasks until none is left, `done` returns true, or the lead is handed over.
+  // Takes the lead. Runs tasks until none is left, `done` returns true or a task gives up the lead.
   void leadUntil(std::unique_lock<std::mutex>& lock, const std::function<bool()>* done) {
     led = true;
     leader = std::this_thread::get_id();
@@ -68,7 +68,7 @@ struct WorkerStream::State : std::enable_shared_from_this<State> {
       tasks.pop_front();
       lock.unlock();
       task->run();
-      task.reset();  // destructors of its captures may take locks
+      task.reset();  // without the lock: destructors of its captures may take locks
       lock.lock();
       if (lead != mine) {
         return;
@@ -80,7 +80,7 @@ struct WorkerStream::State : std::enable_shared_from_this<State> {
     pass();
   }
 
-  // Gives up the lead.
+  // Gives up the lead, and has another thread take it if tasks are left.
   void pass() {
     led = false;
     if (tasks.empty()) {
@@ -120,7 +120,7 @@ WorkerStream::~WorkerStream() {
   std::unique_lock lock(state_->mutex);
   state_->closing = true;
   state_->work.notify_all();
-  // A task may have held the last reference to this stream, so that this thread belongs to it.
+  // If a task held the last reference to this stream, the calling thread is one of the stream's.
   size_t own = 0;
   for (const auto& thread : state_->threads) {
     own += thread.get_id() == std::this_thread::get_id();
@@ -189,7 +189,7 @@ void WorkerStream::handOver() {
 
 void WorkerStream::drain() {
   if (state_->pid != getpid()) {
-    return;  // a forked child has no thread that would run what is queued
+    return;  // a forked child has no thread that would run the queued tasks
   }
   wake();
   const auto state = state_;  // a task may drop the last reference to this stream

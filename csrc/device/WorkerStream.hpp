@@ -15,44 +15,46 @@
 
 namespace torchcomms_pg {
 
-// Owns a queue and the threads that run it: no thread until the first task, and usually one. The
+// Owns a queue of tasks, and threads: none until start() or the first task, then usually one. The
 // thread that runs the tasks, in order, is the leader. Before code that may wait for later tasks (a
-// user's callback) the leader hands the lead over, and another thread is started if none is idle.
+// user's callback), the leader gives up the lead to another thread, which is started if none is
+// idle.
 class WorkerStream final : public host::HostStream {
  public:
   // `threadName` has at most 15 characters.
   explicit WorkerStream(std::string threadName);
 
-  // Runs the queued tasks, then ends the threads. A thread that does not end within `kPatience` is
-  // detached.
+  // Runs the queued tasks and ends the threads. Detaches the threads if that takes over
+  // `kPatience`.
   ~WorkerStream() override;
 
   WorkerStream(const WorkerStream&) = delete;
   WorkerStream& operator=(const WorkerStream&) = delete;
 
-  // Starts a thread if none runs, so that no later task waits forever. Raises std::runtime_error if
-  // none can be started.
+  // Starts a thread if the stream has none, so that later tasks can always run. Raises
+  // std::runtime_error if no thread can be started.
   void start();
 
-  // Raises as start() does; then `task` is not enqueued.
+  // If no thread can be started, raises as start() does and does not enqueue `task`.
   void enqueue(std::function<void()> task) override;
 
   bool idle() override;
 
-  // Makes enqueue() wake no thread until wake() is called, which raises as start() does.
+  // defer() keeps enqueue() from waking a thread until wake(), which raises as start() does.
   void defer();
   void wake();
 
-  // Lets other threads run the later tasks while the calling task goes on. Does nothing in a thread
-  // that is not the leader.
+  // Lets another thread run the later tasks while the calling task goes on. Does nothing unless the
+  // calling thread is the leader.
   void handOver();
 
   // Waits until the queue is empty and no task runs, except tasks that have called handOver().
-  // Returns immediately if called from a task of this stream, which would wait for itself.
+  // Returns at once in the leader, since its task would wait for itself.
   void drain();
 
-  // Runs queued tasks in the calling thread until `done` returns true, unless another thread is the
-  // leader. A caller that would only wait saves the wake-up of a thread.
+  // Runs queued tasks in the calling thread until `done` returns true or none is left. Does nothing
+  // if another thread is the leader. This saves the wake-up of a thread if the caller would only
+  // wait.
   void runQueued(const std::function<bool()>& done);
 
  private:

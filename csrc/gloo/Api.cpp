@@ -36,7 +36,7 @@ struct Exchange {
   bool complete() const { return parts == sends.size() + receives.size(); }
 };
 
-// The operations of one launch. Messages proceed together, also while the collectives and then the
+// The operations of one launch. All messages proceed together, while the collectives and then the
 // exchanges run one after another.
 struct Batch {
   std::vector<std::pair<host::Collective, Comm::Place>> collectives;
@@ -181,7 +181,7 @@ class SeveralHosts final : public Library {
   }
 
   ncclResult_t commFinalize(ncclComm_t) const override {
-    return ncclSuccess;  // the Communicator has drained it
+    return ncclSuccess;  // the Communicator has waited for its operations
   }
   ncclResult_t commDestroy(ncclComm_t handle) const override {
     return guarded([&] {

@@ -11,7 +11,7 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// Makes a link between some ranks of the group. `name`: of the link, in the group's store.
+// Makes a link between some ranks of the group. `name`: prefix of the link's keys in the store.
 std::shared_ptr<Link> newLink(
     const Members& members,
     const std::shared_ptr<GroupFailure>& groupFailure,
@@ -63,8 +63,8 @@ Comm::~Comm() {
 std::shared_ptr<Comm> Comm::make(
     Members members, Connected connected, const std::function<void()>& look) {
   std::shared_ptr<Comm> comm(new Comm(std::move(members)));
-  // A failure of the group releases this host's ranks, which wait in shared memory. A failure of
-  // theirs becomes the group's.
+  // A failure of the group releases this host's ranks that wait in shared memory. A failure in
+  // shared memory becomes the group's.
   comm->groupFailure_->watch(
       comm,
       {.release =
@@ -118,7 +118,7 @@ Comm::Place Comm::nextPlace() {
 }
 
 void Comm::execute(const Place& place, const std::function<void()>& body) {
-  // Passes the turn on, also if `body` raises.
+  // Lets the next collective execute, even if `body` raises.
   struct Turn {
     shm::TicketLock& ticketLock;
     const uint64_t ticket;
@@ -150,7 +150,7 @@ void Comm::awaitRail() {
 
 void Comm::completeLater(std::shared_ptr<Transfer> transfer) {
   waiters_.enqueue([self = shared_from_this(), transfer = std::move(transfer)] {
-    self->waiters_.handOver();  // lets other messages complete before this one
+    self->waiters_.handOver();  // lets later messages complete in another thread
     ncclResult_t result = ncclSuccess;
     try {
       self->messages_->complete({transfer});
@@ -178,9 +178,9 @@ Comm::Child Comm::split(int color, int key, const Place& place) {
   ncclComm_t inside = nullptr;
   execute(place, [&] {
     runHere(c, place);
-    // Ranks of one host and color go on to share memory, in the order of their ranks in the child.
+    // The ranks of one host that have the same color still share memory, ordered as in the child.
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 1;  // returns when all of them have joined
+    config.blocking = 1;  // commSplit returns when all these ranks have joined
     checkInside(shm::library().commSplit(members_.inside, color, key, &inside, &config));
   });
   if (color == NCCL_SPLIT_NOCOLOR) {
@@ -230,8 +230,8 @@ std::vector<int> Comm::missingRanks() const {
 }
 
 Probe Comm::probe() {
-  // Own connection, since another thread may block in the shared one. Opened now, since a store
-  // that is gone takes long to refuse one.
+  // Uses a separate connection, since another thread may block in the shared one. Opens it now:
+  // once the store is gone, an attempt to connect takes long to fail.
   auto own = rail_ == nullptr ? nullptr : rail_->idleStore();
   if (own == nullptr) {
     own = members_.store->clone();
@@ -257,8 +257,8 @@ Probe Comm::probe() {
       messages->lookForOthers(*own);
       return news;
     } catch (const std::exception&) {
-      // The store is gone. This rank's connections may carry the reason, which other ranks of
-      // this host need.
+      // The store is gone. The reason of a failure may arrive over this rank's connections, and
+      // other ranks of this host need it.
       groupFailure->awaitReason({}, /*ask=*/false);
       throw;
     }

@@ -20,7 +20,7 @@
 
 namespace torchcomms_pg::gloo {
 
-// Time when the ranks are connected. `now`: in Comm::make(), which then is collective.
+// Tells when the ranks are connected. `now`: in Comm::make(), which all ranks then have to call.
 // `whenNeeded`: when the first rank communicates, see Link::awaitConnections().
 enum class Connected { now, whenNeeded };
 
@@ -28,28 +28,30 @@ enum class Connected { now, whenNeeded };
 struct Members {
   c10::intrusive_ptr<c10d::Store> store;  // for this communicator alone
   std::shared_ptr<const Topology> topology;
-  // communicator of shm::library() with the ranks of this host, in order; owned
+  // communicator of shm::library() for this host's ranks, in the group's order; Comm destroys it
   ncclComm_t inside = nullptr;
   Connect connect;
-  std::chrono::milliseconds timeout;  // limit for connecting the ranks
-  // Returns how a rank's process has ended, such as "(pid 5) died", or "" if it may still run.
+  std::chrono::milliseconds timeout;  // time limit for connecting the ranks
+  // Returns how a rank's process has ended, such as "(pid 5) died", or "" if the process may still
+  // run.
   std::function<std::string(int rank)> died;
 };
 
-// Data of an exchange for or from one rank.
+// The data that an exchange sends to one rank, or receives from one rank.
 struct Part {
   void* data = nullptr;
   size_t bytes = 0;
 };
 
-// Gloo moves bytes; the shared-memory library does the arithmetic, with every type and reduction of
-// NCCL. Data is reduced host by host in rank order, to the same bits on every rank. Execution.hpp
-// describes the steps of each collective.
+// Gloo only moves bytes. The shared-memory library reduces inside a host and host::reduce between
+// hosts, with every type and reduction of NCCL. Data is reduced inside each host, then between
+// hosts, in a fixed order: every rank gets the same bits. Execution has the steps of each
+// collective.
 //
-// Thread-safe. Operations raise host::NcclError with ranks as numbered in the group.
+// Thread-safe. Operations raise host::NcclError, whose ranks are numbered in the group.
 class Comm : public std::enable_shared_from_this<Comm> {
  public:
-  // Makes a communicator. `look`: see Link::connect().
+  // Makes a communicator of the ranks that share `members.store`. `look`: see Link::connect().
   static std::shared_ptr<Comm> make(
       Members members, Connected connected, const std::function<void()>& look = {});
   ~Comm();
@@ -57,8 +59,9 @@ class Comm : public std::enable_shared_from_this<Comm> {
   const Topology& topology() const { return *members_.topology; }
   GroupFailure& groupFailure() { return *groupFailure_; }
 
-  // Place of an issued operation among this rank's collectives, which all ranks issue in one order:
-  // a ticket for run(), and a tag that separates its messages on the links from its neighbours'.
+  // Place of an issued collective among this rank's collectives, which all ranks issue in one
+  // order. run() executes in the order of `ticket`. `tag` distinguishes the collective's packets on
+  // the links from the packets of earlier and later collectives.
   struct Place {
     uint64_t ticket = 0;
     int tag = 0;
@@ -67,7 +70,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
   // Executes a collective; blocks until this rank's part is done.
   void run(const host::Collective& collective, const Place& place);
-  // Executes an all-to-all with parts of any size, by rank.
+  // Executes an all-to-all. `sends` and `receives`: by rank, a part of any size.
   void exchange(
       const std::vector<Part>& sends,
       const std::vector<Part>& receives,
@@ -76,36 +79,37 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
   Messages& messages() { return *messages_; }
 
-  // Starts the thread of completeLater(). Call this before Messages::post() of a message that is
-  // completed later. Raises if no thread can be started.
+  // Starts the thread of completeLater(). Call this before Messages::post() if the message is
+  // completed later. Raises std::runtime_error if no thread can be started.
   void prepareLater() { waiters_.start(); }
 
-  // Calls the message's `done` when it has ended, from a separate thread: Gloo reports the end of a
-  // message only to a thread that waits for it.
+  // Waits in a separate thread until the message has ended, and then calls its `done`: Gloo reports
+  // the end of a message only to a thread that waits for the message.
   void completeLater(std::shared_ptr<Transfer> transfer);
 
-  // Makes the communicator of the ranks with this rank's color, ordered by key; both members are
-  // null without a color. If all are on one host, it is the shared-memory library's `inside`,
-  // without a Comm.
+  // Makes the communicator of the ranks with this rank's color, ordered by key. Returns `inside`, a
+  // communicator of shm::library(), if all these ranks are on one host, and `comm` otherwise. Both
+  // are null if this rank has no color.
   struct Child {
     std::shared_ptr<Comm> comm;
     ncclComm_t inside = nullptr;
   };
   Child split(int color, int key, const Place& place);
 
-  // Returns the ranks missing at the oldest waiting collective, or after a failure those at fault.
+  // Returns ranks for which this rank's oldest waiting collective, or message inside the host,
+  // waits. After a failure, returns the ranks at fault, if known.
   std::vector<int> missingRanks() const;
 
-  // Returns a function that polls the store, for ranks that wait for nothing and so notice no
-  // broken connection. It fails this rank with a failure that another has written, and connects the
-  // ranks if another has asked for it. One rank of a host polls, and rings the others if there is
-  // news.
+  // Returns the probe of the store, for a rank that waits for nothing and so notices no broken
+  // connection. Probe::look fails the group with a failure that another rank has written, and
+  // connects the ranks if another rank has requested this. The ranks of a host take turns; if
+  // `look` returns true, its caller rings the other ranks of the host.
   Probe probe();
-  // Same as Library::ring, among the ranks of this host.
+  // Does what Library::ring does, for the ranks of this host.
   uint64_t ring(uint64_t times);
 
-  // Ends the connections; after a failure only when the other ranks can read the reason. What was
-  // sent before still arrives.
+  // Ends the connections. After a failure, first waits until the other ranks can read the reason,
+  // see GroupFailure::awaitTold(). What this rank has sent before still arrives.
   void close();
 
  private:
@@ -115,15 +119,16 @@ class Comm : public std::enable_shared_from_this<Comm> {
   void connectRail(Connected connected, const std::function<void()>& look);
   void awaitRail();
   void runHere(const host::Collective& collective, const Place& place);
-  // Raises the failure of this host's ranks, or else the error of the call that returned `result`.
+  // If `result` is an error, raises the failure of members_.inside, or else its last error.
   void checkInside(ncclResult_t result) const;
-  // Executes `body` in its turn. A failure of either library becomes the group's.
+  // Executes `body` when all earlier collectives have ended. Fails the group with any failure of
+  // shared memory or Gloo.
   void execute(const Place& place, const std::function<void()>& body);
 
   const Members members_;
   const std::shared_ptr<shm::Comm> inside_;
   const std::shared_ptr<GroupFailure> groupFailure_;
-  // connections with this rank's counterparts; null if it is on no rail
+  // connections with this rank's counterparts; null if this rank is on no rail, or on the only host
   std::shared_ptr<Link> rail_;
   std::shared_ptr<Messages> messages_;
   shm::TicketLock turns_;

@@ -1,4 +1,4 @@
-// Collectives in which every rank has data for every other, between hosts.
+// All-to-all between hosts.
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -42,7 +42,8 @@ void Execution::checkOwn(const Part& send, const Part& receive) const {
   }
 }
 
-// Sizes of the parts that each rank of this host sends to every rank and expects from it.
+// Sizes in bytes of the parts that each rank of this host sends to every rank of the group, and of
+// the parts that it expects.
 struct Execution::Sizes {
   uint64_t sent(int local, int to) const { return same ? each : all[2 * local * ranks + to]; }
   uint64_t awaited(int local, int from) const {
@@ -72,9 +73,10 @@ Execution::Sizes Execution::tellSizes(
   return sizes;
 }
 
-// Executes an exchange over rails. Each rail sends what its ranks have for another host to its
-// counterpart, which scatters it among that host's ranks. Ranks without a rail first copy their
-// parts for other hosts to the rank of their rail.
+// Executes an exchange over rails. Ranks on no rail first send their parts for other hosts to the
+// rank on the rail that carries them. The rank on each rail then sends one packet to its
+// counterpart on every other host, and the counterpart scatters the packet's parts among its host's
+// ranks.
 void Execution::exchange(
     const std::vector<Part>& sends, const std::vector<Part>& receives, bool sameSizes) {
   checkOwn(sends[t_.rank], receives[t_.rank]);
@@ -85,7 +87,7 @@ void Execution::exchange(
   const auto sizes = tellSizes(sends, receives, sameSizes);
   const auto adopted = handToRails(sends, sizes);
   std::vector<Block> leaving, arrived(hosts_);
-  // [host]: sizes by source on this rail, then by receiver on this host
+  // by host: sizes in bytes, ordered by source on this rail, then by receiver on this host
   std::vector<std::vector<uint64_t>> theirs(hosts_);
   Step step(*this);
   if (onRail()) {
@@ -121,8 +123,8 @@ void Execution::exchange(
   spread(receives, theirs, arrived);
 }
 
-// Copies the parts of ranks without a rail to their rails' ranks. Returns them by the source's
-// number on this host, ordered by destination host.
+// Sends the parts of ranks on no rail to the ranks on the rails that carry these parts. Returns the
+// parts by the source's number on this host, each source's in the order of forOtherHosts().
 std::map<int, Execution::Block> Execution::handToRails(
     const std::vector<Part>& sends, const Sizes& sizes) {
   std::map<int, Block> adopted;
@@ -156,8 +158,8 @@ std::map<int, Execution::Block> Execution::handToRails(
   return adopted;
 }
 
-// Exchanges sizes between counterparts: what each rank of the rail sends to each rank of the other
-// host. Raises if a receiver expects another size, before any data is sent.
+// Exchanges sizes between counterparts: how much each rank of the rail sends to each rank of the
+// other host. Raises, before data crosses hosts, if a receiver expects another size.
 void Execution::exchangeSizes(const Sizes& sizes, std::vector<std::vector<uint64_t>>& theirs) {
   std::vector<std::vector<uint64_t>> ours(hosts_);
   Step step(*this);
@@ -188,8 +190,8 @@ void Execution::exchangeSizes(const Sizes& sizes, std::vector<std::vector<uint64
   });
 }
 
-// Returns what this rail sends to a host, ordered by source, then by receiver; copied to `packed`
-// unless contiguous.
+// Returns the data that this rail sends to a host, and its size. The data is ordered by source,
+// then by receiver, and is copied to `packed` unless it is contiguous.
 std::pair<const void*, size_t> Execution::pack(
     int host,
     const std::vector<Part>& sends,
@@ -231,7 +233,8 @@ std::pair<const void*, size_t> Execution::pack(
   return {packed.back().data(), all};
 }
 
-// Scatters the received data among this host's ranks, ordered by source host, then by source rank.
+// Scatters the received data among this host's ranks, in messages ordered by source host, then by
+// source rank.
 void Execution::spread(
     const std::vector<Part>& receives,
     const std::vector<std::vector<uint64_t>>& theirs,

@@ -6,10 +6,10 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// Returns the tag for a collective's data on a link. It depends on the call: ranks that call
-// different collectives then wait at different tags, until the envelopes reveal the mismatch. With
-// equal tags a rank could receive data of an unexpected size, at which Gloo ends the process. A tag
-// may repeat, since messages of one tag keep their order.
+// Returns the tag for a collective's data on a link. The tag depends on the signature: ranks that
+// call different collectives then wait at different tags until the envelopes reveal the mismatch.
+// With equal tags, a rank could receive data of an unexpected size, and Gloo would end the process.
+// Tags may repeat, since data of one tag keeps its order.
 int dataTagOf(const host::Signature& signature, int tag) {
   uint64_t hash = signature.kind | signature.types << 8 | signature.root << 16;
   hash = (hash * 0x9e3779b97f4a7c15u) ^ signature.countLow;
@@ -95,7 +95,7 @@ void Execution::inside(const std::vector<Message>& hops) {
   comm_.checkInside(library.groupEnd());
 }
 
-// Returns the ranks of a host whose data `rail` carries.
+// Returns the ranks of `host` for which Topology::railOf() is `rail`.
 std::vector<int> Execution::onRail(int host, int rail) const {
   std::vector<int> ranks;
   for (const int rank : t_.hosts[host]) {
@@ -106,9 +106,9 @@ std::vector<int> Execution::onRail(int host, int rail) const {
   return ranks;
 }
 
-// Synchronizes the ranks of each host, then one rank of every host, then the ranks of each host
-// again. Between hosts this is a dissemination barrier (Hensgen, Finkel and Manber, "Two algorithms
-// for barrier synchronization", 1988); few hosts take a single step.
+// Synchronizes the ranks of each host, then the first ranks of all hosts, then the ranks of each
+// host again. Up to kStraight hosts synchronize in a single step, more hosts in a dissemination
+// barrier (Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", 1988).
 void Execution::barrier() {
   const Collective here{Kind::barrier};
   inside(here);

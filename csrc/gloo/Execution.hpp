@@ -23,23 +23,23 @@ inline const char* at(const void* base, size_t offset) {
   return static_cast<const char*>(base) + offset;
 }
 
-// Limit of a small collective, in bytes in all. Up to it the number of steps decides the time,
-// above it how often a byte crosses the wire.
+// Most bytes of a small collective; for a reduction, summed over the hosts. A small collective's
+// time depends on the number of steps, a larger one's on how often a byte crosses the wire.
 inline constexpr size_t kSmall = 64 << 10;
 
-// Most hosts of which each sends small data to every other in one step. More hosts use a tree, with
-// a logarithmic number of steps.
+// Most hosts between which a barrier, a small broadcast and a small all-reduce take one step. With
+// more hosts they take a logarithmic number of steps (averages of float16 still take one).
 inline constexpr int kStraight = 8;
 
-// Bytes that the hosts work on at a time, so that transfers between hosts overlap with the work
-// inside each.
+// Bytes of the pieces into which large data is cut, so that a transfer of one piece between hosts
+// overlaps with the work on another piece inside the hosts.
 inline constexpr size_t kPiece = 4 << 20;
 
-// Tag of a collective's messages inside a host; tags of users are not negative.
+// Tag of a collective's messages inside a host. Users' tags are not negative.
 inline constexpr int kInsideTag = -2;
 
-// Executes one collective. The kinds are in Reductions.cpp, Gathering.cpp and Exchanges.cpp;
-// Execution.cpp has what they share.
+// Executes one collective. Reductions.cpp, Gathering.cpp and Exchanges.cpp have the algorithms;
+// Execution.cpp has the barrier and the common part.
 class Execution {
  public:
   Execution(Comm& comm, const host::Signature& signature, int tag);
@@ -85,7 +85,7 @@ class Execution {
   using Block = Scratch::Block;
   Block block(size_t bytes) { return comm_.scratch_.take(bytes); }
 
-  // Returns a message inside the host.
+  // Returns a message to or from the rank with number `local` on this host.
   static Message hop(bool sending, int local, void* data, size_t bytes) {
     return {.sending = sending, .buffer = data, .count = bytes, .peer = local, .tag = kInsideTag};
   }
@@ -96,11 +96,11 @@ class Execution {
     const char* input = nullptr;
     char* output = nullptr;
     size_t outputBytes = 0;
-    Block padded;   // copy of input and output, if the slices are longer than both
-    Block reduced;  // this rail's slice of the host's sum
+    Block padded;   // in place of input and output, if the slices together are longer
+    Block reduced;  // this rail's slice, reduced inside the host
     const char* slice = nullptr;
     Block received;
-    // of a reduce: this rail's slice of the sum, or on the root the slices of all rails
+    // of a reduce: this rail's slice of the result, or on the root the slices of all rails
     Block result;
     std::unique_ptr<Step> step;  // declared last, see Step
   };
@@ -145,7 +145,8 @@ class Execution {
 
   std::deque<Piece> cut(const Collective& c);
   void reduceInside(const Collective& c, Piece& piece);
-  // Combines `inputs`. `whole`: the inputs cover all ranks, so that an average is divided now.
+  // Reduces `inputs` into `output`. `whole`: the inputs cover all ranks, so an average is divided
+  // now.
   void combine(
       const Collective& c,
       void* output,
@@ -165,7 +166,8 @@ class Execution {
   bool onRail() const { return comm_.rail_ != nullptr; }
   int local() const { return t_.local(); }
   int localSize() const { return static_cast<int>(t_.inside().size()); }
-  // Returns the first of `count` elements that `host` reduces.
+  // Returns the index of the first element that `host` reduces when the hosts share `count`
+  // elements.
   size_t begin(size_t count, int host) const { return count * host / hosts_; }
 
   Comm& comm_;
@@ -175,8 +177,8 @@ class Execution {
   const int dataTag_;
   const int hosts_;
   const int host_;
-  std::vector<bool> announcedTo_;  // by host: true once it has been sent this collective's envelope
-  std::vector<bool> announcedBy_;
+  std::vector<bool> announcedTo_;  // by host: true once this collective's envelope to it is posted
+  std::vector<bool> announcedBy_;  // by host: true once the receive of its envelope is posted
 };
 
 }  // namespace torchcomms_pg::gloo

@@ -1,4 +1,4 @@
-// Collectives that move one buffer between hosts, from one rank to all or from all to one.
+// All-gather, broadcast, gather and scatter between hosts.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -24,7 +24,8 @@ void Execution::allGather(const Collective& c) {
       step.receive(host, received[host].data(), received[host].size());
     });
   };
-  // A rank whose rail carries no other rank's data sends at once, before its host's ranks gather.
+  // If no other rank of this host uses this rank's rail, sends at once, before the host's ranks
+  // gather.
   const auto here = onRail() ? onRail(host_, local()) : std::vector<int>();
   const bool alone = here.size() == 1;
   if (alone) {
@@ -77,8 +78,9 @@ void Execution::broadcast(const Collective& c) {
   if (bytes <= kSmall) {
     return broadcastSmall(c);
   }
-  // Scatters a rail's slice of a piece from the root's host over the hosts, which then exchange
-  // their parts: no host sends more than twice the data (van de Geijn's scatter and all-gather).
+  // Each rail scatters its slice of a piece from the root's host to all hosts; then the hosts
+  // exchange their parts. No host sends more than twice the data (van de Geijn's scatter and
+  // all-gather).
   const int from = t_.hostOf[c.root];
   const void* const source = t_.rank == c.root ? c.input : c.output;
   const size_t pieces = (bytes + kPiece - 1) / kPiece;
@@ -96,7 +98,7 @@ void Execution::broadcast(const Collective& c) {
     const size_t begins = begin(of.bytes, host);
     return {of.first + begins, begin(of.bytes, host + 1) - begins};
   };
-  // Posts all receives in advance, each at its final place, so that data can arrive at any time.
+  // Posts all receives in advance, each into its final place, so that data can arrive at any time.
   Step sends(*this);
   std::vector<std::unique_ptr<Step>> ownParts, otherParts;
   for (size_t i = 0; onRail() && host_ != from && i < pieces; ++i) {
@@ -149,8 +151,8 @@ void Execution::broadcast(const Collective& c) {
   sends.finish();
 }
 
-// Broadcasts small data, to many hosts over a binomial tree. Hosts are numbered from the root's;
-// each receives from the host whose number lacks its lowest bit.
+// Broadcasts small data, to more than kStraight hosts over a binomial tree. Hosts are numbered from
+// the root's host on; each receives from the host whose number is its own without the lowest 1 bit.
 void Execution::broadcastSmall(const Collective& c) {
   const size_t bytes = c.count * elementSize(c.type);
   const int from = t_.hostOf[c.root];
@@ -197,7 +199,7 @@ void Execution::gather(const Collective& c) {
   const int root = t_.localOf[c.root];
   const bool isRoot = t_.rank == c.root;
   const bool port = local() == rail;
-  // Data of this host, at the root or at the rank that forwards it.
+  // The data of this host's ranks, on the root or on the rank that forwards the data.
   std::vector<char> own(isRoot || port ? localSize() * bytes : 0);
   inside({Kind::gather, c.input, own.data(), c.count, c.type, host_ == to ? root : rail});
   std::vector<std::vector<char>> of(hosts_);

@@ -13,20 +13,20 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// Key under which a rank writes the failure with which it has failed the group.
+// Store key of the group's failure. The rank that fails the group sets it.
 constexpr const char* kReasonKey = "failed";
 
-// Interval at which a rank looks for the reason of another rank's failure; the longest time that it
-// looks, since connections may break before the reason can be read; and the longest time that it
-// waits for the answer of a rank that may still run, whose host looks once a second.
+// Times in awaitReason(). kReasonLook: interval between looks. kReasonPatience: time limit;
+// connections may break before the reason can be read. kAnswerPatience: time limit if the store is
+// gone, or if a rank has not answered, whose host looks once a second.
 constexpr std::chrono::milliseconds kReasonLook{50};
 constexpr std::chrono::milliseconds kReasonPatience{2000};
 constexpr std::chrono::milliseconds kAnswerPatience{5000};
 
-// Time limit for store calls after a failure, shared by all groups.
+// Time limit of awaitTold() and write(), shared by all groups.
 SharedPatience tellPatience{std::chrono::seconds(5)};
 
-// Keys under which a rank is asked whether it still runs, and answers.
+// Store keys: the first asks `rank` whether it still runs; `rank` sets the second to answer.
 std::string questionTo(int rank) {
   return "asked/" + std::to_string(rank);
 }
@@ -44,8 +44,8 @@ void GroupFailure::call(std::function<void(Args...)> Actions::* which, Args... a
     watchers = watchers_;
   }
   for (const auto& watcher : watchers) {
-    // Locks an owner only for an action that exists: an owner whose last reference is this one is
-    // destroyed in this thread.
+    // Locks an owner only if the action exists: if this becomes the owner's last reference, this
+    // thread destroys the owner.
     const auto& action = watcher.actions.*which;
     if (const auto owner = action ? watcher.owner.lock() : nullptr) {
       action(args...);
@@ -100,8 +100,8 @@ void GroupFailure::raiseFor(const host::NcclError& inside, const std::vector<int
 }
 
 void GroupFailure::adopt(const host::NcclError& inside, const std::vector<int>& members) {
-  // If the group's failure has caused the failure inside the host, the text of the latter is the
-  // encoded former, see Comm::make().
+  // If the group's failure has caused `inside`, the text of `inside` is the group's failure,
+  // encoded by Comm::make().
   if (failAsTold(inside.what())) {
     return;
   }
@@ -125,7 +125,7 @@ void GroupFailure::write(std::string key, std::string text) {
         store->set(key, text);
         announce(*store);
       } catch (const std::exception&) {
-        // The store is gone, and so are the ranks that would have read it.
+        // The store is gone, so no rank can read the key.
       }
       written->set_value();
     });
@@ -157,7 +157,7 @@ bool GroupFailure::failAsOthers(c10d::Store& store) {
   try {
     return failAsWritten(store, kReasonKey);
   } catch (const std::exception&) {
-    return false;  // the store ended with the rank that served it
+    return false;  // the process that served the store has ended
   }
 }
 
@@ -182,7 +182,7 @@ std::optional<GroupFailure::Lost> GroupFailure::awaitReason(
       }
       std::erase_if(lost.silent, [&](int rank) { return store_->check({answerOf(rank)}); });
     } catch (const std::exception&) {
-      lost.store = false;  // the store ended with the rank that served it
+      lost.store = false;  // the process that served the store has ended
     }
   };
   if (ask) {
@@ -202,8 +202,8 @@ std::optional<GroupFailure::Lost> GroupFailure::awaitReason(
     if (known()) {
       return std::nullopt;
     }
-    // Without the store, the reason arrives only over connections, possibly of another rank
-    // of this host.
+    // Without the store, the reason arrives only over a connection of this rank or of another rank
+    // on this host.
     const bool waits = !lost.store || !lost.silent.empty();
     if (Clock::now() - begun >= (waits ? kAnswerPatience : kReasonPatience)) {
       break;
@@ -231,7 +231,7 @@ void GroupFailure::tellOthers() {
       announce(*store_);
     }
   } catch (const std::exception&) {
-    // The others notice only the broken connections.
+    // The other ranks notice only broken connections.
   }
   {
     std::lock_guard lock(mutex_);

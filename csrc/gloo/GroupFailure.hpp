@@ -18,8 +18,8 @@
 
 namespace torchcomms_pg::gloo {
 
-// Keeps the group's first failure. Its ranks are numbered in the group. A connection that breaks or
-// cannot be made does not prove that the rank at its other end is at fault. Thread-safe.
+// Keeps the group's first failure, whose ranks are numbered in the group. A connection that breaks
+// or cannot be made does not prove that the peer is at fault. Thread-safe.
 class GroupFailure : public std::enable_shared_from_this<GroupFailure> {
  public:
   // `rank`: this process's rank. `died` returns how a rank's process has ended, with its name, or ""
@@ -29,19 +29,20 @@ class GroupFailure : public std::enable_shared_from_this<GroupFailure> {
       : store_(std::move(store)), rank_(rank), died_(std::move(died)) {}
 
   std::optional<host::NcclError> known() const;
-  // Throws the failure, if there is one.
+  // Throws the failure if the group has failed.
   void check() const;
 
-  // Sets the failure. Callable from any thread; does not block.
+  // Sets the failure, unless the group has failed before. Callable from any thread; does not block.
   void fail(const host::NcclError& failure);
 
-  // Fails the group if the handler of a signal, which runs in the calling thread, raises.
+  // Fails the group if a signal handler raises in the calling thread.
   void lookForSignals();
+  // Fails the group because a signal has interrupted this rank.
   void failInterrupted();
-  // Fails the group because this rank, called `name` in errors, cannot start a thread to connect.
+  // Fails the group because this rank cannot start a thread to connect. `name`: its name in errors.
   void failWithoutThread(const std::string& name, const std::system_error& error);
 
-  // Same as `changed`.wait(), but also returns after a failure, and checks for signals meanwhile.
+  // Does what `changed`.wait() does, but also returns after a failure, and checks for signals.
   template <class Done>
   void wait(std::condition_variable& changed, std::unique_lock<std::mutex>& lock, Done done) {
     while (!changed.wait_for(lock, kSignalLook, [&] { return done() || known(); })) {
@@ -52,49 +53,52 @@ class GroupFailure : public std::enable_shared_from_this<GroupFailure> {
   }
 
   // Raises the group's failure, which is `inside` unless the group has failed before. `inside`: a
-  // failure among ranks of this host. `members`: their numbers in the group.
+  // failure among the ranks of this host. `members`: the numbers of these ranks in the group.
   [[noreturn]] void raiseFor(const host::NcclError& inside, const std::vector<int>& members);
-  // Fails the group with `inside`.
+  // Fails the group with `inside`, whose ranks index `members`.
   void adopt(const host::NcclError& inside, const std::vector<int>& members);
 
-  // Fails the group with the failure that another rank has encoded. Returns false if `told` is
-  // none.
+  // Fails the group with the failure that another rank has encoded in `told`. Returns false if
+  // `told` is no encoded failure.
   bool failAsTold(const std::string& told);
-  // Does the same with what another rank has written under a key of the group's store.
+  // Does the same with the value of `key` in the group's store. Returns false if `key` does not
+  // exist.
   bool failAsWritten(c10d::Store& store, const std::string& key);
-  // Does the same with the reason for which another rank has failed the group. Also returns false
-  // if the store is gone.
+  // Does the same with the store's key for the group's failure. Also returns false if the store is
+  // gone.
   bool failAsOthers(c10d::Store& store);
 
-  // What is known of ranks to which this one has lost the connection, or cannot connect.
+  // What this rank knows of ranks with which its connection is broken or cannot be made.
   struct Lost {
     std::vector<int> silent;  // ranks that do not answer, although the store does
     bool store = true;        // false if the store is gone
   };
-  // Waits until another rank's reason, or the death of one of `ranks`, has failed the group, and
-  // returns nullopt. If that takes too long, returns what is known of `ranks`. `ask`: asks them
-  // through the store whether they still run.
+  // Waits until the group fails with another rank's reason or the death of one of `ranks`, and
+  // returns nullopt. After 2 s, or 5 s if a rank has not answered or the store is gone, returns
+  // what is known of `ranks`. `ask`: asks `ranks` through the store whether they still run.
   std::optional<Lost> awaitReason(const std::vector<int>& ranks, bool ask);
-  // Answers through the caller's connection if another rank has asked whether this one still runs.
+  // If another rank has asked whether this rank still runs, answers. `group`: the caller's
+  // connection to the store.
   void answer(c10d::Store& group) const;
 
-  // Sets a key of the group's store and announces it; blocks as awaitTold() does. If no thread can
-  // be started for that, ranks that wait for the key do so until their deadline.
+  // Sets a key of the group's store and announces it, in another thread. Waits for that thread, at
+  // most as long as awaitTold() may. If no thread can be started, ranks wait for the key until
+  // their deadline.
   void write(std::string key, std::string text);
 
-  // Announce that this rank has written into the group's store, so that the ranks of all hosts look
-  // soon, and count such announcements.
+  // announce() makes the next probe on each host read the keys of the group's store; call it after
+  // a write. news() returns the number of announcements.
   static void announce(c10d::Store& group) { group.add(kNewsKey, 1); }
   static int64_t news(c10d::Store& group) {
-    // adding to a missing key would make it
+    // add() would make a missing key
     return group.check({kNewsKey}) ? group.add(kNewsKey, 0) : 0;
   }
 
-  // Actions at a failure, each of which may be empty. `release` runs in the failing thread. `tell`,
-  // which may block for a moment, runs in another thread, followed by `told` when the other ranks
-  // can read the reason. `learn` runs repeatedly in a thread that waits for the reason: it fails
-  // the group with a reason that the owner knows, and `first` makes it ask other ranks to look as
-  // well.
+  // Actions at a failure; each may be empty. `release` runs in the thread that fails the group.
+  // `tell` runs in another thread and may block for a moment; `told` follows when the reason has
+  // been written, or writing it has failed. awaitReason() calls `learn` repeatedly: `learn` fails
+  // the group with a reason that the owner knows. In its first call (`first`), it also asks other
+  // ranks to look.
   struct Actions {
     std::function<void()> release = {};
     std::function<void()> tell = {};
@@ -104,8 +108,8 @@ class GroupFailure : public std::enable_shared_from_this<GroupFailure> {
   // Adds actions for the life of `owner`. They are not called for an earlier failure.
   void watch(const std::shared_ptr<void>& owner, Actions actions);
 
-  // Waits after a failure until the other ranks can read the reason, for at most 5 s, which all
-  // groups of the process share. Otherwise they would see only broken connections.
+  // After a failure, waits until the other ranks can read the reason: otherwise they would see only
+  // broken connections. Waits for at most 5 s, or 0.2 s soon after such a timeout in any group.
   void awaitTold();
 
  private:

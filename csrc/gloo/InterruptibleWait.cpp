@@ -13,13 +13,13 @@
 
 namespace torchcomms_pg::gloo {
 
-// State for the one thread of a process that checks for signals while it waits: the main thread.
+// State for waits in the one thread of a process that runs signal handlers: the main thread.
 struct InterruptibleWait::State {
   const pid_t pid = getpid();
   std::mutex mutex;
   std::condition_variable changed;
-  c10d::Work* waiting = nullptr;
-  bool idle = false;  // the thread sleeps until something is waited for
+  c10d::Work* waiting = nullptr;  // what the main thread waits for, or null
+  bool idle = false;              // true while `thread` sleeps until the main thread waits
   bool closed = false;
   std::thread thread;
 
@@ -29,7 +29,7 @@ struct InterruptibleWait::State {
       try {
         thread = startThread("tcpg_signals", [this] { run(); });
       } catch (const std::system_error&) {
-        // The next wait tries again.
+        // The next wait tries to start the thread again.
       }
     }
     waiting = &work;
@@ -57,7 +57,7 @@ struct InterruptibleWait::State {
 };
 
 std::shared_ptr<InterruptibleWait> InterruptibleWait::hold() {
-  // The process's watch. Never destroyed: groups may be dropped while the process exits.
+  // The reference to the process's object is never destroyed: groups may be dropped at exit.
   struct Shared {
     std::mutex mutex;
     std::weak_ptr<InterruptibleWait> watch;

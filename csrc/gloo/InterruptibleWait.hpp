@@ -14,14 +14,15 @@ constexpr std::chrono::milliseconds kSignalLook{200};
 // Gloo's own timeout, which must never pass: the monitor keeps the deadlines.
 constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 365);
 
-// Aborts Gloo's waits in the thread that runs signal handlers a few times a second, from a separate
-// thread: the caller then checks for signals and waits again. Gloo's waits do not check for
-// signals, and a wait that times out ends the connections of all ranks. Waiting in another thread
-// instead would cost two thread switches for each operation, a third of the time of a small one.
+// Waits for Gloo's works. If the calling thread is the one that runs signal handlers, a separate
+// thread aborts the wait every kSignalLook; the caller then checks for signals and waits again.
+// Gloo's waits do not check for signals, and a wait that times out ends the connections to all
+// peers. A wait in another thread instead would cost two thread switches, a third of a small
+// operation's time.
 class InterruptibleWait {
  public:
-  // Returns the process's watch, which exists as long as a caller holds it. A forked child gets its
-  // own.
+  // Returns the process's object, which lives until the last caller releases it. A forked child
+  // gets another object.
   static std::shared_ptr<InterruptibleWait> hold();
 
   InterruptibleWait();
@@ -29,9 +30,10 @@ class InterruptibleWait {
   InterruptibleWait(const InterruptibleWait&) = delete;
   InterruptibleWait& operator=(const InterruptibleWait&) = delete;
 
-  // Same as `work`.wait() for a message, but never times out. Returns false if the watch has
-  // aborted the wait: the message is still under way, and the caller may wait again. If no thread
-  // can be started, signals are handled only after the message has arrived.
+  // Does what `work`.wait() does for a message, but never times out. Returns false if the wait was
+  // aborted, by the separate thread or by another: the message is still under way, and the caller
+  // may wait again. If no thread can be started, signal handlers run only after the message has
+  // ended.
   bool wait(c10d::Work& work);
 
  private:

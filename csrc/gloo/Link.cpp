@@ -15,18 +15,19 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// Size of the text that gives the reason of a failure.
+// Size in bytes of the text that gives the reason of a failure.
 constexpr int64_t kReasonBytes = 1024;
 
 // Time after which learn() aborts the wait for a reason.
 constexpr std::chrono::milliseconds kArrivalLook{10};
 
+// Most bytes of data that an envelope holds.
 constexpr size_t kInline = 464;
 struct Envelope {
   host::Signature signature;
   int32_t dataTag;
   int32_t userTag;
-  uint32_t apart;  // the data follows under its own tag
+  uint32_t apart;  // 1 if the data follows under `dataTag`, 0 if it is in `data`
   uint64_t bytes;
   char data[kInline];
 };
@@ -36,8 +37,8 @@ Envelope& envelopeOf(const Packet& packet) {
   return *static_cast<Envelope*>(packet.envelope.data_ptr());
 }
 
-// Returns the data that follows an envelope. A packet without data is followed by one byte if its
-// sender waits until it is received.
+// Returns the data that follows an envelope. If the packet has no data, returns one byte, for a
+// sender that waits until its message has been received.
 at::Tensor dataOf(const Packet& packet) {
   return packet.bytes == 0
              ? at::zeros({1}, at::kByte)
@@ -77,7 +78,7 @@ Packet Link::post(Packet packet) {
   return packet;
 }
 
-// Hands the packet to Gloo. Returns the error of the connection, or "".
+// Hands the packet to Gloo. Returns the error of the connection, or "" on success.
 std::string Link::hand(Packet& packet) {
   const auto connections = this->connections();
   const bool apart =
@@ -85,7 +86,7 @@ std::string Link::hand(Packet& packet) {
   try {
     std::lock_guard lock(mutex_);  // Gloo's counters are not thread-safe
     if (packet.announced) {
-      // Zeroed, since all of it is sent: the unused part must not reveal other memory.
+      // Zeroed, since the whole envelope is sent: its unused part must not reveal other memory.
       packet.envelope = at::zeros({sizeof(Envelope)}, at::kByte);
       std::vector<at::Tensor> tensors{packet.envelope};
       if (packet.sending) {
@@ -106,7 +107,7 @@ std::string Link::hand(Packet& packet) {
   }
 }
 
-// Called with mutex_ held.
+// Fills the envelope of a packet that is sent. Called with mutex_ held.
 void Link::seal(Packet& packet) {
   if (packet.dataTag == 0) {
     data_ = (data_ + 1) % kTagLimit;
@@ -206,7 +207,7 @@ std::string Link::wait(c10::intrusive_ptr<c10d::Work> work) {
   c10d::Work* const waited = work.get();
   std::list<c10::intrusive_ptr<c10d::Work>>::iterator entry;
   {
-    std::lock_guard lock(mutex_);  // a failure after check() aborts the entry in release()
+    std::lock_guard lock(mutex_);  // if the group fails after check(), release() finds the entry
     setup_.groupFailure->check();
     checkOpen();
     entry = awaited_.insert(awaited_.end(), std::move(work));
@@ -238,7 +239,7 @@ std::string Link::wait(c10::intrusive_ptr<c10d::Work> work) {
   return broken;
 }
 
-// Called with mutex_ held.
+// Raises if the link is closed. Called with mutex_ held.
 void Link::checkOpen() const {
   if (closed_) throw host::NcclError(ncclInvalidUsage, "the communicator has been finalized");
 }
@@ -281,9 +282,9 @@ std::string Link::nameOfLink(int peer) const {
   return "the connection between " + setup_.names[setup_.rank] + " and " + setup_.names[peer];
 }
 
-// Posts a receive for each peer's reason, which a rank sends before it drops its connections. A
-// rank that finds a connection broken then has the reason even if the store has ended with the rank
-// that served it. Called with mutex_ held.
+// Posts a receive for each peer's reason, which a peer sends before it drops its connections. A
+// rank that finds a connection broken then has the reason even if the store is gone. Called with
+// mutex_ held.
 void Link::expectReasons() {
   for (int peer = 0; connections_ != nullptr && peer < size(); ++peer) {
     if (peer != setup_.rank) {
@@ -291,13 +292,13 @@ void Link::expectReasons() {
       try {
         reasons_[peer] = {texts.front(), connections_->recv(texts, peer, kReasonTag)};
       } catch (const std::exception&) {
-        // The peer has already closed the group; the next operation with it fails.
+        // The peer has closed the group; the next operation with this peer fails.
       }
     }
   }
 }
 
-// Sends `reason` to all peers; an empty one means that this rank leaves.
+// Sends `reason` to all peers; an empty reason means that this rank leaves.
 void Link::tellReason(const std::string& reason) {
   std::vector<at::Tensor> texts{at::zeros({kReasonBytes}, at::kByte)};
   std::memcpy(texts.front().data_ptr(), reason.data(), reason.size());
@@ -329,8 +330,8 @@ void Link::tellReason(const std::string& reason) {
   }
 }
 
-// Fails the group with the reason that `peer`, whose connection is broken, has sent. Returns false
-// if it has sent none, or that it leaves.
+// Fails the group with the reason that `peer` has sent before its connection broke. Returns false
+// if the peer has sent no reason, or a notice that it leaves.
 bool Link::failAsHeard(int peer) {
   Reason reason;
   {
@@ -350,7 +351,8 @@ bool Link::failAsHeard(int peer) {
   return take(peer, reason);
 }
 
-// Fails the group with a received reason. Returns false if it is that the peer leaves.
+// Fails the group with a received reason. If the reason is that the peer leaves, records that and
+// returns false.
 bool Link::take(int peer, const Reason& reason) {
   const auto* const text = static_cast<const char*>(reason.text.data_ptr());
   if (setup_.groupFailure->failAsTold(std::string(text, strnlen(text, kReasonBytes)))) {
@@ -367,7 +369,7 @@ bool Link::hasLeft(int peer) const {
 }
 
 // Fails the group with a reason that any peer has sent by now. Gloo reports an arrival only to a
-// thread that waits for it, so another thread aborts the waits.
+// waiting thread, so this thread waits for each reason, and another thread aborts the waits.
 void Link::learn() {
   std::map<int, Reason> reasons;
   {
@@ -409,8 +411,8 @@ void Link::learn() {
 }
 
 void Link::release() {
-  // Aborts under the lock and keeps no reference to a work: with one, Gloo would still move data
-  // after the waiting thread has dropped the work.
+  // Aborts under the lock and keeps no reference to a work: with a reference, Gloo would still move
+  // data after the waiting thread has dropped the work.
   std::lock_guard lock(mutex_);
   changed_.notify_all();
   for (const auto& work : awaited_) {

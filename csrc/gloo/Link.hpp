@@ -25,18 +25,18 @@
 
 namespace torchcomms_pg::gloo {
 
-// Gloo's connections between the ranks of a group, as a c10d::Backend, since torch ships no header
+// Gloo's connections between the ranks of a link, as a c10d::Backend, since torch ships no header
 // of Gloo. Null for a single rank.
 using Connections = c10::intrusive_ptr<c10d::Backend>;
 
-// Raised if this rank has no address at which others could reach it, for example since the named
-// interface does not exist.
+// Raised if this rank has no address at which other ranks could reach it, for example since the
+// interface that the user named does not exist.
 struct NoAddress : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Connects the ranks that meet in the store; collective over them. Raises NoAddress, or Gloo's
-// error, which proves no rank at fault.
+// Connects `size` ranks, which meet in the store and all have to call this. Raises NoAddress, or
+// Gloo's error, which does not prove that any rank is at fault.
 using Connect =
     std::function<Connections(c10::intrusive_ptr<c10d::Store> store, int rank, int size)>;
 
@@ -44,36 +44,38 @@ using Connect =
 struct Packet {
   host::Signature signature;  // call that the other side has to make as well
   bool sending = false;
-  int peer = 0;  // number on the link
+  int peer = 0;  // the peer's number on the link
   int tag = 0;
   void* data = nullptr;
   size_t bytes = 0;
-  // Tag of a collective's data, or 0 for a message. Both sides know a collective's sizes, so its
-  // data can be received before the envelope. It differs between collectives.
+  // Tag of the data if both sides know its size, as in most collectives: the data can then be
+  // received before the envelope. Differs between collectives. 0 if the receiver does not know the
+  // size: the sender's post() then writes a tag into the envelope.
   int dataTag = 0;
-  // false after a collective's first packet to the peer, which alone has an envelope
+  // whether the packet has an envelope; of a collective's packets to a peer, only the first has one
   bool announced = true;
-  int userTag = 0;         // tag of a user's message, also as read from a received envelope
+  int userTag = 0;         // tag of a user's message; receiveEnvelope() sets it
   bool confirmed = false;  // see Message::confirmed
 
   at::Tensor envelope = {};
-  c10::intrusive_ptr<c10d::Work> head = {};  // transfer of the envelope
-  c10::intrusive_ptr<c10d::Work> body = {};  // transfer of large data
+  c10::intrusive_ptr<c10d::Work> head = {};  // transfer of the envelope, or null
+  c10::intrusive_ptr<c10d::Work> body = {};  // transfer of large data, or null
 };
 
 // Sends a packet as an envelope of fixed size, followed by large data under its own tag. The
 // envelope names the call that the packet belongs to, and holds small data. The receiver thus
-// detects ranks that call different operations before data is written to a wrong place; Gloo itself
-// ends the process if a length differs from the expected one.
+// notices that the ranks call different operations, before data is written to a wrong place. Gloo
+// itself would end the process if a length differs from the expected length.
 //
 // Thread-safe. Once the group has failed, waiting threads are released, and every call raises the
-// failure as host::NcclError. The connections are then dropped, so that the other ranks notice and
-// look for the reason in the store.
+// failure as host::NcclError. After the reason has been written, the connections are dropped, so
+// that the other ranks notice and look for the reason.
 class Link : public std::enable_shared_from_this<Link> {
  public:
   // Tag of the envelopes of users' messages, which contain the users' own tags.
   static constexpr int kMessageTag = 1;
-  // Limits of the tag ranges: envelopes of collectives, data of messages, data of collectives.
+  // Number of tags in a range, and the first tags of three ranges: envelopes of collectives, data
+  // of messages, data of collectives.
   static constexpr int kTagLimit = 1 << 29;
   static constexpr int kCollectiveTags = kTagLimit;
   static constexpr int kDataTags = 2 * kTagLimit;
@@ -82,11 +84,11 @@ class Link : public std::enable_shared_from_this<Link> {
   // The parts that a link is made of.
   struct Setup {
     Connect connect;
-    c10::intrusive_ptr<c10d::Store> store;  // the group's
+    c10::intrusive_ptr<c10d::Store> store;  // the group's store
     std::string prefix;                     // prepended to the link's keys in the store
     std::shared_ptr<GroupFailure> groupFailure;
-    std::vector<int> members;        // ranks of the group
-    std::vector<std::string> names;  // of the members, for errors
+    std::vector<int> members;        // the link's ranks, as numbered in the group
+    std::vector<std::string> names;  // the members' names in errors
     int rank;                        // index of this rank in `members`
   };
   static std::shared_ptr<Link> make(Setup setup);
@@ -96,52 +98,58 @@ class Link : public std::enable_shared_from_this<Link> {
 
   // Connects the ranks within `timeout`; all of them have to call this. Meanwhile calls `look` a
   // few times a second, or checks for signals if `look` is empty. Raises the group's failure. If
-  // `look` raises, fails the group and raises the same.
+  // `look` raises, fails the group and passes the exception on.
   void connect(std::chrono::milliseconds timeout, const std::function<void()>& look);
-  // Connects the ranks in the calling thread, which may block for long, through its own connection
-  // to the group's store. Calls `tell` with that first. An error fails the group.
+  // Connects the ranks in the calling thread, which may block for long. First opens a connection to
+  // the group's store for this, and calls `tell` with it. An error fails the group.
   void connectDetached(const std::function<void(c10d::Store& group)>& tell);
 
-  // Connects the ranks if only this one may need it: the others notice by polling the store and
-  // follow within about a second. Returns when they are connected. Raises the group's failure, for
+  // Connects the ranks on request of this rank alone: the other ranks find the request in the store
+  // within about a second. Returns when the ranks are connected. Raises the group's failure, for
   // example if a rank has left.
   void awaitConnections() { connections(); }
   bool connected() const;
-  // Returns the connection to the group's store that connected the ranks and is no longer used.
-  // Null if they are not connected.
+  // Returns the connection to the group's store that was opened to connect the ranks and is no
+  // longer used. Null before the ranks are connected.
   c10::intrusive_ptr<c10d::Store> idleStore() const;
 
-  // Posts the packet to Gloo; blocks only as awaitConnections() does.
+  // Posts the packet to Gloo and returns it for complete(). Blocks only as awaitConnections() does,
+  // or if the connection is broken, as raiseBroken() does.
   Packet post(Packet packet);
 
-  // Waits until the packet has been sent or received. `late`: missingRanks() reports the peer
+  // Waits until the packet has been sent or received. `late`: missingRanks() may report the peer
   // meanwhile.
   void complete(Packet& packet, bool late);
 
-  // Receives the envelope of the next message from `peer`, without its data. Returns the error of
-  // the connection, or "" on success. Raises the group's failure, also one that the peer has sent.
+  // Receives the envelope of the next message from `packet.peer`, without its data. Returns the
+  // error of the connection, or "" on success. Raises the group's failure, even if the peer has
+  // just sent it.
   std::string receiveEnvelope(Packet& packet);
-  // Compares the packet with its envelope, which has been received. Copies small data out of it, or
-  // starts to receive the data that follows.
+  // Compares the packet with its received envelope, and raises if they differ. Copies small data
+  // out of the envelope, or starts to receive the data that follows.
   void accept(Packet& packet);
+  // Finds out, within some seconds, why the connection with `peer` is broken. Fails the group with
+  // this cause, and raises the group's failure. `what`: the connection's error.
   [[noreturn]] void raiseBroken(int peer, const std::string& what);
 
-  // Checks in the group's store, through the calling thread's own connection, whether other ranks
-  // want to be connected, and then starts to connect.
+  // Starts to connect the ranks if another rank has requested that in the group's store. `group`:
+  // the calling thread's own connection to the store.
   void lookForOthers(c10d::Store& group);
 
-  // Returns the ranks of the group that have not arrived at the oldest waiting collective.
+  // Returns the peer for which complete() with `late` has waited longest, as a rank of the group.
+  // Empty if no call waits.
   std::vector<int> missingRanks() const;
 
-  // Ends the connections, after notifying the peers that this rank leaves. What was sent before
-  // still arrives. If the ranks are not connected, the notice is a key in the store.
+  // Notifies the peers that this rank leaves, and ends the connections. What this rank has sent
+  // before still arrives. If the ranks are not connected, the notice is a key in the store.
   void close();
 
  private:
   // Tag of the message that ends connecting, see awaitAllConnected().
   static constexpr int kConnectedTag = 0;
   // Tag and time limit of the reason that a rank sends to its peers before it drops the
-  // connections, and a receive of it. The text is a failure, or empty if the rank just leaves.
+  // connections, and a posted receive of it. The text is an encoded failure, or empty if the rank
+  // just leaves.
   static constexpr int kReasonTag = kTagLimit;
   static constexpr std::chrono::milliseconds kReasonPatience{500};
   struct Reason {
@@ -163,8 +171,7 @@ class Link : public std::enable_shared_from_this<Link> {
   std::string nameOfRanks() const;
   host::NcclError unconnected(const std::string& why, std::vector<int> ranks) const;
   std::string key(const char* name) const { return setup_.prefix + "/" + name; }
-  // Starts to connect the ranks. `tells`: asks the other ranks through the store to connect as
-  // well.
+  // Starts to connect the ranks. `tells`: asks the other ranks through the store to connect too.
   void startConnecting(bool tells);
   void checkOpen() const;
   std::string wait(c10::intrusive_ptr<c10d::Work> work);
@@ -183,11 +190,11 @@ class Link : public std::enable_shared_from_this<Link> {
   c10::intrusive_ptr<c10d::Store> idleStore_;
   bool connecting_ = false;  // true once a thread for connecting has been started
   bool closed_ = false;
-  int data_ = 0;
+  int data_ = 0;  // number of the data tags that were assigned, modulo kTagLimit
   std::list<c10::intrusive_ptr<c10d::Work>> awaited_;
-  std::list<int> late_;
-  std::map<int, Reason> reasons_;  // by peer that has not sent its reason
-  std::set<int> left_;             // peers that have sent that they leave
+  std::list<int> late_;            // peers for which complete() waits with `late`, oldest first
+  std::map<int, Reason> reasons_;  // by peer, until its reason has been received
+  std::set<int> left_;             // peers whose notice that they leave has been received
 };
 
 }  // namespace torchcomms_pg::gloo

@@ -15,10 +15,10 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// Most ranks that an error lists as not connected with this one.
+// Most ranks that an error lists as not connected with this rank.
 constexpr size_t kNamed = 4;
 
-// Time limit for threads to release connections that are closed, shared by all links.
+// Time limit for waiting threads to leave a link that is closed, shared by all links.
 SharedPatience releasePatience{std::chrono::seconds(5)};
 
 // Store keys. kConnectKey: a rank wants the ranks to be connected. kLeftKey: a rank has left before
@@ -26,9 +26,8 @@ SharedPatience releasePatience{std::chrono::seconds(5)};
 constexpr const char* kConnectKey = "connect";
 constexpr const char* kLeftKey = "left";
 
-// Returns once all ranks have connected. Gloo's own call returns when this rank has; if this rank
-// then closed, as in a group that is made and closed at once, a peer that still connects would
-// fail.
+// Waits until all ranks have connected. Gloo's own call returns when this rank has connected: if
+// this rank then closed its group at once, a peer that is still connecting would fail.
 void awaitAllConnected(c10d::Backend& made, int rank, int size, int tag) {
   std::vector<at::Tensor> sent{at::zeros({1}, at::kByte)};
   std::vector<at::Tensor> received;
@@ -70,7 +69,7 @@ Connections Link::connections() {
 }
 
 // Connects in a separate thread, since Gloo blocks for up to five times its timeout and checks for
-// nothing meanwhile.
+// neither signals nor failures meanwhile.
 void Link::connect(std::chrono::milliseconds timeout, const std::function<void()>& look) {
   startConnecting(/*tells=*/false);
   const auto deadline = std::chrono::steady_clock::now() + timeout;
@@ -78,7 +77,7 @@ void Link::connect(std::chrono::milliseconds timeout, const std::function<void()
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kSignalLook, ended)) {
     lock.unlock();
-    // Another rank, whose own connections are made, has failed.
+    // Another rank may have connected before this rank, and then failed the group.
     if (setup_.groupFailure->failAsOthers(*setup_.store)) {
       lock.lock();
       continue;
@@ -104,7 +103,7 @@ void Link::connect(std::chrono::milliseconds timeout, const std::function<void()
   setup_.groupFailure->check();
 }
 
-// Returns the beginning of an error, "rank 0 on host0 could not be connected with rank 2 on host1".
+// Returns an error's beginning, e.g. "rank 0 on host0 could not be connected with rank 2 on host1".
 std::string Link::nameOfRanks() const {
   std::string others;
   for (size_t peer = 0, named = 0; peer < setup_.names.size() && named <= kNamed; ++peer) {
@@ -116,8 +115,8 @@ std::string Link::nameOfRanks() const {
   return setup_.names[setup_.rank] + " could not be connected with " + others;
 }
 
-// Returns the error. `why`: Gloo's reason, or this link's. `ranks`: the ranks that are certainly at
-// fault. That one rank cannot reach another proves neither of the two at fault.
+// Returns the error that the ranks could not be connected. `why`: the reason. `ranks`: the ranks
+// certainly at fault. If one rank cannot reach another, neither is certainly at fault.
 host::NcclError Link::unconnected(const std::string& why, std::vector<int> ranks) const {
   return {
       ncclRemoteError,
@@ -152,7 +151,7 @@ void Link::connectDetached(const std::function<void(c10d::Store& group)>& tell) 
   auto& groupFailure = *setup_.groupFailure;
   std::string why;
   try {
-    // Own connection, since another thread may block in the shared one.
+    // Uses a separate connection, since another thread may block in the shared one.
     const auto group = setup_.store->clone();
     tell(*group);
     return connectThrough(group);

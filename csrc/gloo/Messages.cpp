@@ -11,8 +11,8 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// Store keys: how many ranks want to connect with `rank`; the rank that was the `number`-th to want
-// it; whether `rank` has left.
+// Store keys: the number of requests to connect with `rank`; the rank that made the `number`-th
+// request; the notice that `rank` has left.
 std::string connectRequestKey(int rank) {
   return "messages/wanted/" + std::to_string(rank);
 }
@@ -124,7 +124,8 @@ void Messages::addInside(const std::shared_ptr<Transfer>& transfer) {
   }
 }
 
-// Called in any thread.
+// Handles the end of a transfer in shared memory. `local`: the peer's number on this host, or
+// kAnyPeer if unknown. Called in any thread.
 void Messages::endInside(Transfer& transfer, ncclResult_t result, int local) {
   if (local != kAnyPeer) {
     transfer.partner = ways_.topology->inside()[local];
@@ -174,8 +175,8 @@ Messages::Pair& Messages::pairWith(int peer) {
   return pair;
 }
 
-// Runs in one thread for each peer: connects, sends what waited for that, then receives envelopes.
-// Data is left to complete().
+// Runs in one thread for each peer: connects, sends the messages that waited for the connection,
+// then receives envelopes. complete() waits for the data.
 void Messages::receiveLoop(int peer, Pair& pair) {
   try {
     connect(peer, pair);
@@ -223,10 +224,10 @@ void Messages::connect(int peer, Pair& pair) {
   }
 }
 
-// Sets `packet` to what `body` returns, in which this thread gives the transfer's buffer to a link.
-// Called with mutex_ held, and releases it meanwhile. withdraw() waits for `body`: the link is
-// connected or closed, and Gloo's calls do not block, but if the connection breaks in one of them,
-// the link asks the store for some seconds why.
+// Calls `body`, which gives the transfer's buffer to a link, and sets `packet` to the result.
+// Called with mutex_ held, and releases it during `body`. withdraw() waits until `body` has
+// returned. This is soon, since the link is connected or closed and Gloo's calls do not block; only
+// if the connection breaks does the link look for the cause for some seconds.
 template <class Give>
 void Messages::give(std::unique_lock<std::mutex>& lock, Transfer& transfer, const Give& body) {
   struct Giving {
@@ -301,8 +302,8 @@ void Messages::receiveOutside(const std::shared_ptr<Transfer>& transfer) {
   }
 }
 
-// Returns whether the receive still has no message. If so, it gets none through shared memory
-// anymore. Called with mutex_ held.
+// Returns whether the receive has no message yet. If so, withdraws the receive from shared memory.
+// Called with mutex_ held.
 bool Messages::claim(Transfer& receive) {
   if (receive.inside == nullptr) {
     return true;
@@ -335,7 +336,7 @@ void Messages::take(int peer, Pair& pair, const Packet& envelope) {
   accept(lock, *receive, peer, pair, envelope);
 }
 
-// Called with mutex_ held, and releases it meanwhile.
+// Gives the message of `envelope` to `receive`. Called with mutex_ held, and releases it meanwhile.
 void Messages::accept(
     std::unique_lock<std::mutex>& lock,
     Transfer& receive,
@@ -351,7 +352,7 @@ void Messages::accept(
   });
 }
 
-// Records that a connection has ended: an error only if a receive waits for the peer, which may
+// Records that a connection has ended. Raises only if a receive waits for the peer: a peer may
 // leave when it has nothing more to send.
 void Messages::noteBroken(int peer, Pair& pair, const std::string& how) {
   bool awaited = false;
@@ -394,8 +395,8 @@ void Messages::complete(const Transfers& transfers) {
 void Messages::withdraw(const Transfers& transfers, const std::exception& why) {
   bool outside = false, inside = false;
   {
-    // Destroyed after the lock is released, which ends Gloo's transfers: Gloo then waits until its
-    // own thread has left the buffers. That thread never blocks while it uses one.
+    // Destroyed after the lock is released. This ends Gloo's transfers: Gloo waits until its own
+    // thread has left the buffers, and that thread never blocks while it uses a buffer.
     std::vector<Packet> underWay;
     std::unique_lock lock(mutex_);
     for (const auto& transfer : transfers) {
@@ -408,7 +409,7 @@ void Messages::withdraw(const Transfers& transfers, const std::exception& why) {
         underWay.push_back(*std::exchange(transfer->packet, std::nullopt));
         outside = true;
       }
-      // A transfer that is together with others is not touched before complete() starts it.
+      // The buffer of a transfer with `together` is not touched before complete() starts it.
       if (transfer->inside != nullptr && !transfer->together && !transfer->insideResult &&
           !claim(*transfer)) {
         inside = true;
@@ -493,7 +494,7 @@ void Messages::close() {
   for (const auto& link : links) {
     link->close();
   }
-  // Counterparts are connected already, and are notified by the rail.
+  // The rail notifies counterparts, so they need no key.
   const auto& t = *ways_.topology;
   bool mayBeWanted = false;
   for (int peer = 0; peer < t.size; ++peer) {

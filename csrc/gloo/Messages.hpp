@@ -19,34 +19,37 @@
 
 namespace torchcomms_pg::gloo {
 
-// One side of a message under way, with ranks as numbered in the group. Owned by Messages.
+// One side of a message under way, with ranks as numbered in the group. Only Messages changes it.
 struct Transfer : Message {
   int partner = 0;        // `peer`, or the actual sender once it is known
-  bool together = false;  // started with the others of its batch, see PointToPoint::run()
+  bool together = false;  // true if PointToPoint::run() moves it with its batch
 
-  // The transfer through shared memory, or null, and once it has ended, its result.
+  // The transfer through shared memory, or null. Its result after its end, unless `done` or
+  // PointToPoint::run() reports it.
   std::shared_ptr<shm::Transfer> inside;
   std::optional<ncclResult_t> insideResult;
 
   // The transfer over a link, once it is under way.
   std::optional<Packet> packet;
-  bool giving = false;  // a thread without the lock gives the buffer to the link
+  bool giving = false;  // true while a thread gives the buffer to the link without the lock
 };
 
-// Messages between ranks of one host go through shared memory. A message to a rank of another host
-// uses the rail if the two ranks are counterparts, and else a connection between the two ranks.
-// Their first message makes that connection: the peer starts to connect when it issues its own
-// first message, or when it finds the request in the store, within a second.
+// Messages between ranks of one host go through shared memory. A message between hosts uses the
+// rail if the two ranks are counterparts, and otherwise a connection of the two ranks alone. Their
+// first message makes this connection: the peer starts to connect when it issues a message with
+// this rank or, within a second, finds this rank's request in the store.
 //
-// One thread for each peer on another host receives the peer's envelopes in order. Each goes to the
-// oldest posted receive that fits it. A receive from any rank is posted in shared memory and for
-// all links: if a message over a link comes first, the receive in shared memory is cancelled.
+// One thread for each peer on another host receives the peer's envelopes in order. Each envelope
+// goes to the oldest posted receive that fits. A receive from any rank is posted in shared memory
+// and for all links: if a message arrives over a link first, the receive in shared memory is
+// cancelled.
 //
-// Thread-safe. Functions raise the group's failure. Once a message has ended, also with an error,
+// Thread-safe. Functions raise the group's failure. Once a message has ended, even with an error,
 // no thread touches its buffer: the caller may free it.
 class Messages : public std::enable_shared_from_this<Messages> {
  public:
-  // The transports of messages. `rail`: to the counterparts, numbered by host; may be null.
+  // The transports of messages. `rail`: the link to the counterparts, numbered by host; may be
+  // null.
   struct Ways {
     std::shared_ptr<const Topology> topology;
     std::shared_ptr<shm::Comm> inside;
@@ -58,28 +61,28 @@ class Messages : public std::enable_shared_from_this<Messages> {
   explicit Messages(Ways ways);
 
   using Transfers = std::vector<std::shared_ptr<Transfer>>;
-  // Starts messages, in this order, without blocking. `together`: if all are inside this host, they
-  // proceed only while complete() runs, which is faster.
+  // Starts messages in this order, without waiting for peers. `together`: if all messages are
+  // inside this host and without `done`, they proceed only while complete() runs, which is faster.
   Transfers post(const std::vector<Message>& messages, bool together);
 
-  // Blocks until all have been sent or received. No message waits for another one. If it throws, it
-  // has withdrawn all.
+  // Blocks until all messages have been sent or received; they proceed independently. If it throws,
+  // no thread touches their buffers any more.
   void complete(const Transfers& transfers);
 
-  // Ends messages that will not be completed because of `why`: afterwards no thread touches their
-  // buffers. If `why` is no NcclError, which follows the group's failure or end, and a message is
-  // under way, it fails the group: the message's peer would wait for the rest.
+  // Ends messages that will not be completed because of `why`; afterwards no thread touches their
+  // buffers. If `why` is an NcclError, the group has failed or ended. Any other error fails the
+  // group if a message is under way, since the message's peer would wait for the rest.
   void withdraw(const Transfers& transfers, const std::exception& why);
 
-  // Returns whether the message is between two ranks of this host; only then is its `done` called
-  // without Comm::completeLater().
+  // Returns whether the message is between two ranks of this host. Only the `done` of such a
+  // message is called without Comm::completeLater().
   bool isInside(const Message& message) const;
 
-  // Checks in the group's store, through the caller's own connection, whether other ranks want to
-  // send to this one, and then starts to connect.
+  // Starts to connect with ranks that have requested this in the group's store. Fails the group if
+  // a rank has left with which this rank is still connecting. `group`: the caller's own connection.
   void lookForOthers(c10d::Store& group);
 
-  // Wakes waiting threads, which then check for a failure.
+  // Wakes waiting threads, so that they check for a failure.
   void wake();
   void close();
 
@@ -90,8 +93,8 @@ class Messages : public std::enable_shared_from_this<Messages> {
     int number = 0;       // the peer's number on the link
     bool shared = false;  // true if the link also serves collectives
     bool connected = false;
-    std::string broken;                            // error that ended the connection, or ""
-    std::deque<std::shared_ptr<Transfer>> unsent;  // sends that wait until it is connected
+    std::string broken;                            // error that ended the connection, or "" if none
+    std::deque<std::shared_ptr<Transfer>> unsent;  // sends that wait for the connection
     std::deque<Packet> held;                       // envelopes that fit no posted receive
   };
 
@@ -122,8 +125,8 @@ class Messages : public std::enable_shared_from_this<Messages> {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<int, Pair> pairs_;                     // by peer; entries are never removed
-  std::deque<std::shared_ptr<Transfer>> posted_;  // receives without a message, in order
+  std::map<int, Pair> pairs_;                     // by peer; receiveLoop() refers to the entry
+  std::deque<std::shared_ptr<Transfer>> posted_;  // receives that have no message yet, in order
   bool closed_ = false;
   int64_t looked_ = 0;  // number of requests to connect with this rank that have been handled
 };

@@ -2,7 +2,7 @@
 //
 // All-reduce is the hierarchical scheme of NCCL, Horovod and others: reduce-scatter inside each
 // host, all-reduce of each rail between hosts, all-gather inside each host. A byte crosses the wire
-// only as often as the best algorithm between hosts needs. Between hosts, all-reduce is a
+// only as often as the best algorithm between hosts needs. Between hosts, a large all-reduce is a
 // reduce-scatter followed by an all-gather (Rabenseifner, "Optimization of collective reduction
 // operations", 2004), with direct messages between every two hosts.
 #include <algorithm>
@@ -19,9 +19,9 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// Size up to which each of two hosts sends the other all of its sums, and both reduce everything.
-// If each host reduced one half for both, as many bytes would take two steps instead of one. Above
-// this size, adding twice as much takes longer than the second step.
+// Bytes up to which two hosts send each other all of their sums, and both reduce everything. If
+// each host reduced one half, the same bytes would cross the wire in two steps instead of one.
+// Above this size, adding twice as much takes longer than the second step.
 constexpr size_t kExchanged = 4 << 20;
 
 // Returns whether the sum from which an average is made may leave the range of its type.
@@ -32,8 +32,8 @@ bool mayLeaveRange(const Collective& c) {
 }  // namespace
 
 // Returns how often inputs are halved before they are added. Averages are divided once, when all
-// hosts' sums are added. Until then a sum could leave the range of float16, so its inputs are
-// divided by a power of two, which loses nothing of normal numbers.
+// hosts' sums are added. Until then, a sum could leave the range of float16, so the inputs are
+// divided by a power of two. This is exact unless the quotient is subnormal.
 int Execution::halvings(const Collective& c) const {
   size_t largest = 1;
   for (const auto& members : t_.hosts) {
@@ -110,9 +110,9 @@ void Execution::allReduceSmall(const Collective& c) {
 }
 
 // All-reduces by recursive doubling among the first ranks of the hosts (Thakur, Rabenseifner and
-// Gropp, "Optimization of collective communication operations in MPICH", 2005). Each host beyond a
-// power of two sends its sum to one of the others and receives the result. Partners add the lower
-// host's sum first, so that both get the same bits.
+// Gropp, "Optimization of collective communication operations in MPICH", 2005). Each host beyond
+// the largest power of two sends its sum to a lower host and receives the result. Partners add the
+// lower host's sum first, so that both get the same bits. `reduced` writes this host's sum.
 void Execution::recursiveDoubling(const Collective& c, const std::function<void(void*)>& reduced) {
   const size_t bytes = c.count * elementSize(c.type);
   const int power = static_cast<int>(std::bit_floor(static_cast<unsigned>(hosts_)));
@@ -125,7 +125,7 @@ void Execution::recursiveDoubling(const Collective& c, const std::function<void(
       partners.push_back(host_ ^ distance);
     }
   }
-  // the partners' sums, then this host's at each step
+  // the partners' sums, then this host's sum of each step
   const auto sums = block((2 * partners.size() + 1) * bytes);
   char* own = at(sums.data(), partners.size() * bytes);
   std::deque<Step> steps;
@@ -140,7 +140,7 @@ void Execution::recursiveDoubling(const Collective& c, const std::function<void(
     }
     steps[i].finish();
     if (host_ >= power) {
-      std::memcpy(c.output, theirs, bytes);  // the result
+      std::memcpy(c.output, theirs, bytes);  // the partner has sent the result
       return;
     }
     const bool last = i + 1 == partners.size();
@@ -202,15 +202,16 @@ void Execution::reduceInside(const Collective& c, Piece& piece) {
   }
 }
 
-// Executes an all-reduce, or a reduce, which differs only in where the reduced parts are sent.
+// Executes an all-reduce or a reduce. The two differ only in the ranks that get the reduced parts.
 void Execution::reduceInPieces(const Collective& c) {
   const size_t element = elementSize(c.type);
   const bool rooted = c.kind == Kind::reduce;
   const int to = rooted ? t_.hostOf[c.root] : -1;
   const bool isRoot = rooted && t_.rank == c.root;
   const bool few = c.count * element * hosts_ <= kSmall;
-  // Decides which host reduces which part of a rail's slice. In general each reduces one part. In a
-  // single step, both of two hosts reduce everything (`all`), or the root's host does (`toRoot`).
+  // Decides which host reduces which part of a rail's slice. In general, each host reduces one
+  // part, and a second step sends the results. In a single step, both of two hosts reduce
+  // everything (`all`), or the root's host does (`toRoot`).
   const bool toRoot = rooted && (hosts_ == 2 || few);
   const bool all = !rooted && hosts_ == 2 && c.count * element <= kExchanged;
   const auto reduces = [&](int host) { return !toRoot || host == to; };
@@ -292,7 +293,8 @@ void Execution::reduceInPieces(const Collective& c) {
   }
 }
 
-// Distributes the slices of all rails, each in place in `result`, among this host's ranks.
+// Distributes the slices of all rails among this host's ranks. The rank on each rail has that
+// rail's slice at its place in `result`.
 void Execution::spreadSlices(const Collective& c, Piece& piece, char* result) {
   const size_t bytes = piece.count * elementSize(c.type);
   if (t_.rails == localSize()) {
@@ -309,7 +311,7 @@ void Execution::spreadSlices(const Collective& c, Piece& piece, char* result) {
   }
 }
 
-// Sends the root the slices of all rails; `slice` is this rail's.
+// Sends the slices of all rails to the root. `slice`: this rail's slice.
 void Execution::gatherSlices(const Collective& c, Piece& piece, char* slice) {
   if (host_ != t_.hostOf[c.root]) {
     return;

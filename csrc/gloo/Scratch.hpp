@@ -8,8 +8,8 @@
 
 namespace torchcomms_pg::gloo {
 
-// Keeps released blocks: new memory takes a page fault for every 4 KiB when it is first written, a
-// third of the time to copy into it. Not thread-safe; has to outlive its blocks.
+// Keeps released blocks, up to kMost bytes together: the first write to new memory takes a page
+// fault for every 4 KiB, a third of a copy's time. Not thread-safe; has to outlive its blocks.
 class Scratch {
  public:
   // Memory that returns to its owner when the block is destroyed. Not initialized.

@@ -7,14 +7,14 @@
 
 namespace torchcomms_pg::gloo {
 
-// Hosts and rails. Rail n connects the n-th ranks of all hosts; the word is NCCL's. There are
-// as many rails as the smallest host has ranks, and at most kMaxRails. Ranks on the same rail are
-// counterparts.
+// The hosts and rails of a group. Rail n connects the n-th ranks of all hosts (the word is NCCL's).
+// The number of rails is the number of ranks of the smallest host, but at most kMaxRails. Ranks on
+// the same rail are counterparts.
 struct Topology {
   static constexpr int kMaxRails = 8;
 
-  // Makes the topology. `places`: by rank, its host's identifier. `names`: by rank, its host's name
-  // in errors; may be empty.
+  // Makes the topology. `places`: by rank, the identifier of its host. `names`: by rank, the name
+  // of its host in errors; may be empty. `rank`: this process's rank.
   static std::shared_ptr<const Topology> of(
       const std::vector<std::string>& places, const std::vector<std::string>& names, int rank);
 
@@ -22,8 +22,8 @@ struct Topology {
   int size = 1;
   // the ranks of each host, ascending; hosts are ordered by first rank
   std::vector<std::vector<int>> hosts;
-  std::vector<int> hostOf;         // by rank: index into hosts
-  std::vector<int> localOf;        // by rank: index in its host's list
+  std::vector<int> hostOf;         // by rank: index of its host in `hosts`
+  std::vector<int> localOf;        // by rank: index in the list of its host
   std::vector<std::string> names;  // by rank: the name of its host; may be empty
   int rails = 1;
 
@@ -37,9 +37,9 @@ struct Topology {
   // Returns the rail that carries the data from and to rank `of`.
   int railOf(int of) const { return localOf[of] % rails; }
   bool onRail(int of) const { return localOf[of] < rails; }
-  // Returns whether every rank has its own rail.
+  // Returns whether every rank is on a rail: then each host has `rails` ranks.
   bool even() const;
-  // Returns whether a host's ranks are consecutive.
+  // Returns whether the ranks of a host have consecutive numbers.
   bool contiguous(int host) const {
     return hosts[host].back() - hosts[host].front() + 1 == static_cast<int>(hosts[host].size());
   }

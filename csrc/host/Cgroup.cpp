@@ -35,8 +35,8 @@ Cgroups cgroups(const std::string& controller, const fs::path& membership, const
       inside = path;
     }
   }
-  // Inside a container the path may be the host's, of which only the end is mounted. Folders that
-  // do not exist have no files, and so no limit.
+  // Inside a container the path may begin with the host's groups, while `mount` is the container's
+  // own group. A folder that does not exist has no files, and so sets no limit.
   for (inside = inside.relative_path(); !place.empty(); inside = inside.parent_path()) {
     groups.folders.push_back(place / inside);
     if (inside.empty()) {

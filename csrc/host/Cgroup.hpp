@@ -7,8 +7,8 @@
 
 namespace torchcomms_pg::host {
 
-// Folders of the control groups that limit `controller` ("cpu", "memory") for this process, the
-// innermost first; see cgroups(7). `v2` is true if the files have the names of version 2.
+// Folders of this process's control groups for a controller ("cpu", "memory"), the innermost first;
+// see cgroups(7). `v2` is true if the files have the names of version 2.
 struct Cgroups {
   bool v2 = true;
   std::vector<std::filesystem::path> folders;

@@ -11,18 +11,17 @@ class HostStream {
  public:
   virtual ~HostStream() = default;
 
-  // Runs `task` after all tasks enqueued before it. Tasks may block; they do
-  // not throw.
+  // Runs `task` after all tasks enqueued before it. Tasks may block; they do not throw.
   virtual void enqueue(std::function<void()> task) = 0;
 
-  // Notifies the stream that an operation has failed. Called from the task that runs the operation.
+  // Notifies the stream that an operation has failed. The task that runs the operation calls it.
   virtual void failed() {}
 
-  // Returns whether all its tasks have ended and only the caller can enqueue another.
+  // Returns whether all tasks have ended and no thread but the caller can enqueue another task.
   virtual bool idle() { return false; }
 
-  // Keeps `issue` and returns true if the stream records a graph instead of running tasks. Each
-  // replay then calls `issue`, in the thread that replays.
+  // Returns whether the stream records a graph instead of running tasks. If so, keeps `issue`, and
+  // each replay calls `issue` in the thread that replays.
   virtual bool capture(const std::function<void()>& issue) {
     static_cast<void>(issue);
     return false;

@@ -1,4 +1,4 @@
-// Interrupts of waits: a handler of a signal makes a thread leave the call in which it waits.
+// Interrupts of waits: a signal handler that raises makes a thread leave the call that waits.
 #pragma once
 
 #include <atomic>
@@ -10,14 +10,14 @@
 
 namespace torchcomms_pg::host {
 
-// Source of interrupts. A thread that waits in a call polls it a few times a second, while it holds
-// no lock.
+// Source of interrupts. A thread that waits in a call polls pending() a few times a second, while
+// it holds no lock.
 struct InterruptSource {
   // Returns whether signal handlers run in the calling thread.
   bool (*here)() noexcept;
   // Returns whether the calling thread must leave its call. Stays true until take().
   bool (*pending)() noexcept;
-  // Returns the exception that the call must then raise, or null if it must not raise.
+  // Returns the exception that the call must then raise, or null if the call must not raise.
   std::exception_ptr (*take)() noexcept;
 };
 
@@ -38,8 +38,8 @@ inline std::exception_ptr takeInterrupt() noexcept {
   return source == nullptr ? nullptr : source->take();
 }
 
-// Returns the failure for the other ranks when an interrupt made `rank`, a rank of this process,
-// leave a call.
+// Returns the failure that the other ranks get if an interrupt makes `rank`, a rank of this
+// process, leave a call.
 inline NcclError interruption(int rank) {
   return NcclError(
       ncclRemoteError,

@@ -8,10 +8,11 @@ namespace torchcomms_pg::host {
 
 namespace {
 
-// Limit of the number of ranks, in case a text is damaged.
+// Limit of the number of ranks that decode() returns, since a damaged text may name too many.
 constexpr size_t kMostRanks = 1 << 20;
 
-// Reads a number of [at, end), whatever the locale is, and moves `at` behind it.
+// Reads a number at the beginning of [at, end), in any locale, and moves `at` behind it. Returns
+// false if [at, end) does not begin with a number.
 bool read(const char*& at, const char* end, int& number) {
   const auto [next, error] = std::from_chars(at, end, number);
   at = next;
@@ -41,7 +42,7 @@ std::string encode(const NcclError& error, size_t room) {
     while (++rank != ranks.end() && *rank == last + 1) ++last;
     listed += " " + std::to_string(first) + (last > first ? "-" + std::to_string(last) : "");
   }
-  // A part of the list would say that the other ranks are not at fault.
+  // A shortened list would say that the ranks it lacks are not at fault.
   if (listed.size() > room / 2) listed.clear();
   auto text = std::to_string(error.result) + listed + "\n";
   text.append(error.what(), wholeCharacters(error.what(), room - text.size()));

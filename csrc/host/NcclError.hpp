@@ -1,5 +1,5 @@
-// The error of a library: what it throws, reports and records, and the text that other ranks get of
-// it. At the C boundary it becomes NCCL's result code and "last error" text.
+// The error that a library throws, reports and records, and the text by which other ranks get it.
+// NCCL's functions return it as a result code and a "last error" text.
 #pragma once
 
 #include <nccl.h>
@@ -23,14 +23,15 @@ class NcclError : public std::runtime_error {
   const std::vector<int> ranks;
 };
 
-// Returns how many bytes of `text`, in UTF-8, fit into `room` without a part of a character.
+// Returns the number of bytes of `text`, which is UTF-8, that fit into `room` bytes without a part
+// of a character.
 size_t wholeCharacters(std::string_view text, size_t room);
 
-// Turns an error into a text of at most `room` bytes, "6 0-2 5\nreason": the result, the ranks at
-// fault in ascending order, and the reason, which is UTF-8 and cut between characters. Leaves out a
-// list of ranks that would take more than half of the room, since the reason matters more.
+// Turns an error into a text of at most `room` bytes, such as "6 0-2 5\nreason": the result, the
+// ranks at fault in ascending order, and the reason, which is UTF-8 and cut between characters.
+// Leaves out the ranks if they need more than half of the room: the reason matters more.
 std::string encode(const NcclError& error, size_t room = SIZE_MAX);
-// Turns such a text into an error. Returns nullopt if `text` has another format.
+// Turns a text of encode() into an error. Returns nullopt if `text` has another format.
 std::optional<NcclError> decode(const std::string& text);
 
 }  // namespace torchcomms_pg::host

@@ -31,7 +31,8 @@ struct ForkHandler {
 };
 const ForkHandler forkHandler;
 
-// Reads at most `capacity` - 1 characters of a file under /proc.
+// Reads at most `capacity` - 1 characters of a file under /proc. Returns their number, 0 on
+// failure.
 size_t readSmallFile(const char* path, char* buffer, size_t capacity) {
   const int file = ::open(path, O_RDONLY | O_CLOEXEC);
   if (file < 0) return 0;
@@ -48,15 +49,15 @@ struct ProcessStatus {
 };
 
 ProcessStatus readStatus(uint32_t pid) {
-  // Reads the first thread's file, which has the same state and start time as the process's. For a
-  // process that QEMU emulates, QEMU invents the process's file, while other processes see the true
-  // one.
+  // Reads the file of the first thread, whose state and start time are the process's. The process's
+  // own file is unreliable: a process that QEMU emulates reads an invented file of itself, and
+  // other processes read the true file.
   char path[48];
   std::snprintf(path, sizeof path, "/proc/%u/task/%u/stat", pid, pid);
   char text[1024];
   if (readSmallFile(path, text, sizeof text) == 0) return {};
-  // proc(5): pid (name) state ppid ... num_threads is field 20, starttime is field 22; the name may
-  // itself contain blanks and parentheses.
+  // proc(5): pid (name) state ppid ... num_threads is field 20, starttime is field 22. The name may
+  // contain blanks and parentheses, too.
   const char* field = std::strrchr(text, ')');
   if (field == nullptr || field[1] != ' ') return {};
   field += 2;

@@ -9,9 +9,9 @@
 
 #include <immintrin.h>
 
-// Applies to every function below. Follows the last #include, so that no function of another file
-// is compiled for AVX2. FMA is left out: a contracted product would differ from the baseline's
-// bits.
+// The pragma applies to every function below. It follows the headers, so that none of their
+// functions is compiled for AVX2. FMA is left out: the bits of a contracted product would differ
+// from the baseline's.
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
 #else

@@ -1,4 +1,4 @@
-// The variants of the arithmetic, one per instruction set.
+// The arithmetic for each instruction set.
 #pragma once
 
 #include "host/Reduce.hpp"
@@ -15,7 +15,7 @@ struct ReduceKernels {
 // Kernels that every processor of the architecture runs.
 extern const ReduceKernels kBaselineKernels;
 
-// Kernels for AVX2 and F16C; null pointers if the architecture has neither. Callable only on a
+// Kernels for AVX2 and F16C, or null pointers if the architecture has neither. Callable only on a
 // processor that has both.
 extern const ReduceKernels kAvx2Kernels;
 

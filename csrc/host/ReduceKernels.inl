@@ -1,8 +1,9 @@
-// The arithmetic itself. Each instruction set includes it once, inside an anonymous namespace and
-// together with SmallFloat.inl, so that no two variants share a symbol. The namespace may have
+// The arithmetic itself. The file of each instruction set includes this file once, in an unnamed
+// namespace after SmallFloat.inl, so that no two variants share a symbol. The namespace may contain
 // faster overloads of `widen` and `narrow`.
 
-// Arithmetic that wraps around instead of overflowing.
+// The type in which to compute with T: for integers an unsigned type, which wraps around instead of
+// overflowing.
 template <class T, bool integer = std::is_integral_v<T>>
 struct Wrapping {
   using Type = T;
@@ -28,7 +29,8 @@ struct Product {
   }
 };
 
-// Uses `a != a`: a NaN in `a` stays; one in `b` makes the comparison false.
+// Propagates NaN: `a != a` is true if `a` is NaN. If only `b` is NaN, the condition is false and
+// `b` is the result.
 struct Maximum {
   template <class T>
   static T apply(T a, T b) {
@@ -43,8 +45,8 @@ struct Minimum {
   }
 };
 
-// ivdep in the loops below: `out` may be exactly one of the inputs. That is harmless, but the
-// compiler's own overlap test would take its scalar path for it.
+// About `ivdep` below: `out` may be exactly one of the inputs, which is harmless. Without `ivdep`,
+// the compiler's test for overlaps would choose a scalar loop in this case.
 
 template <class Operation, class T>
 void combine(T* out, const T* a, const T* b, size_t count) {
@@ -66,7 +68,7 @@ void divide(T* out, double divisor, size_t count) {
   }
 }
 
-// Number of elements in a block: its buffers stay in the first-level cache.
+// Number of elements in a block, so few that a block's buffers stay in the first-level cache.
 inline constexpr size_t kBlock = 1024;
 
 template <class Operation, class T>
@@ -76,7 +78,7 @@ void reduceWide(double divisor, T* out, const void* const* in, int n, size_t cou
     const size_t size = count - start < kBlock ? count - start : kBlock;
     const T* sum = static_cast<const T*>(in[0]) + start;
     for (int r = 1; r < n; ++r) {
-      // `out` may be an input that is still to be read, so only the last step writes to it.
+      // `out` may be an input that has not been read yet, so only the last step writes to `out`.
       T* target = r == n - 1 ? out + start : buffer;
       combine<Operation>(target, sum, static_cast<const T*>(in[r]) + start, size);
       sum = target;
@@ -180,7 +182,7 @@ void scaleTyped(T* out, const T* in, const T* scalar, size_t count) {
   }
 }
 
-// Calls use(T*) with the C++ type of `type`.
+// Calls use() with a null pointer to T, the C++ type of `type`.
 template <class Use>
 void withType(ncclDataType_t type, Use use) {
   switch (type) {

@@ -5,7 +5,7 @@
 namespace torchcomms_pg::host {
 namespace {
 
-constexpr uint8_t kScaled = 7;  // pre-multiplied sum; its scalar may differ by rank
+constexpr uint8_t kScaled = 7;  // a pre-multiplied sum, whose scalar may differ between ranks
 
 bool reduces(CollectiveKind kind) {
   return kind == CollectiveKind::allReduce || kind == CollectiveKind::reduceScatter ||

@@ -1,4 +1,4 @@
-// What peers compare of a collective, and its names.
+// The signature of a collective, which peers compare, and its text in errors.
 #pragma once
 
 #include <string>

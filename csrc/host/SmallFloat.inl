@@ -1,25 +1,25 @@
-// Floats of 16 and 8 bits and their conversions to and from float32, without branches so that loops
-// over them vectorise.
+// Floats of 16 and 8 bits and their conversions to and from float32. The conversions have no
+// branches, so that compilers vectorise loops over them.
 //
-// Each instruction set includes it once, inside its own namespace, after <bit>, <cstddef> and
-// <cstdint>.
+// The file of each instruction set includes this file once, in an unnamed namespace, after <bit>,
+// <cstddef>, <cstdint> and <type_traits>.
 
-// Returns `yes` or `no`. For a conditional operator, compilers would move floating point operations
-// into a branch, which cannot be vectorised.
+// Returns `yes` if `condition` is true, and else `no`. For a conditional operator, compilers would
+// move floating point operations into a branch, which cannot be vectorised.
 inline uint32_t select(bool condition, uint32_t yes, uint32_t no) {
   const uint32_t mask = -uint32_t(condition);
   return (yes & mask) | (no & ~mask);
 }
 
 // An IEEE-like format: `exponent` and `mantissa` bits below the sign. A `finite` format has no
-// infinity: all ones is NaN, and values that are too large become the largest number, as in NCCL
-// and in torch from 2.15 on.
+// infinity: if all these bits are set, the value is NaN. Values that are too large become the
+// largest number, as in NCCL and in torch from 2.15 on.
 template <int exponent, int mantissa, bool finite>
 struct SmallFloat {
   using Bits = std::conditional_t<1 + exponent + mantissa == 8, uint8_t, uint16_t>;
 
   static constexpr int kWidth = 1 + exponent + mantissa;
-  static constexpr int kDrop = 23 - mantissa;  // mantissa bits that only float32 has
+  static constexpr int kDrop = 23 - mantissa;  // number of mantissa bits that only float32 has
   static constexpr int kBias = (1 << (exponent - 1)) - 1;
   static constexpr uint32_t kRebias = uint32_t(127 - kBias) << 23;
   static constexpr uint32_t kSign = uint32_t{1} << (kWidth - 1);
@@ -34,15 +34,15 @@ struct SmallFloat {
     const uint32_t sign = (all & kSign) << (32 - kWidth);
     const uint32_t magnitude = all & (kSign - 1);
     const uint32_t normal = (magnitude << kDrop) + kRebias;
-    // Exact. Unlike the product of a float32 subnormal, it does not depend on the thread's
-    // flush-to-zero mode.
+    // The product is exact. Unlike a product with a float32 subnormal, it does not depend on the
+    // thread's flush-to-zero mode.
     constexpr float kUnit = 1.0f / float(uint64_t{1} << (kBias - 1 + mantissa));
     const uint32_t tiny = std::bit_cast<uint32_t>(float(int32_t(magnitude)) * kUnit);
     uint32_t result = select(magnitude < (1u << mantissa), tiny, normal);
     if constexpr (finite) {
       result = select(magnitude == kNan, 0x7fc00000u, result);
     } else {
-      // A NaN becomes quiet, as hardware conversions make it.
+      // Makes a NaN quiet, as hardware conversions do.
       const uint32_t special = 0x7f800000u | (magnitude << kDrop);
       result = select(magnitude >= kInfinity, special, result);
       result |= select(magnitude > kInfinity, 0x00400000u, 0);
@@ -54,20 +54,20 @@ struct SmallFloat {
     const uint32_t all = std::bit_cast<uint32_t>(value);
     const uint32_t sign = (all >> (32 - kWidth)) & kSign;
     const uint32_t magnitude = all & 0x7fffffffu;
-    // Rounding may carry into the exponent; the exponent is then right too.
+    // Rounding may carry into the exponent, which is then right, too.
     const uint32_t even = (magnitude >> kDrop) & 1;
     const uint32_t rounded = magnitude - kRebias + ((1u << (kDrop - 1)) - 1) + even;
     uint32_t normal = rounded >> kDrop;
     normal = select(normal > kOverflow, kOverflow, normal);
-    // Below the smallest normal: adding 2^k makes float32 itself round at the
-    // format's last bit.
+    // For values below the smallest normal: after adding 2^k, float32 itself rounds at the format's
+    // last bit.
     constexpr uint32_t kMagic = uint32_t(127 + 1 - kBias - mantissa + 23) << 23;
     const float shifted = std::bit_cast<float>(magnitude) + std::bit_cast<float>(kMagic);
     const uint32_t tiny = std::bit_cast<uint32_t>(shifted) - kMagic;
     uint32_t result = select(magnitude < kRebias + (1u << 23), tiny, normal);
     uint32_t nan = kNan;
     if constexpr (kWidth == 16) {
-      // Keeps the payload, as the hardware conversion does.
+      // Keeps a NaN's payload, as the hardware conversion does.
       constexpr uint32_t kPayload = (1u << mantissa) - 1;
       nan = kInfinity | (1u << (mantissa - 1)) | ((magnitude >> kDrop) & kPayload);
     }
@@ -76,7 +76,7 @@ struct SmallFloat {
   }
 };
 
-// bfloat16 is the upper half of a float32, so subnormals need no care.
+// bfloat16 is the upper half of a float32, so subnormals are no special case.
 struct Bfloat16 {
   uint16_t bits;
 

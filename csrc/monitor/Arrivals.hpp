@@ -1,5 +1,5 @@
-// When a rank arrives at the collectives of a group, and how long it waits for others. Independent
-// of torch.
+// Records when a rank arrives at the collectives of a group, and how long it waits for other ranks.
+// Independent of torch.
 #pragma once
 
 #include <array>
@@ -12,28 +12,28 @@
 
 namespace torchcomms_pg {
 
-// A rank's report of its arrivals: lists of equal length, with times in microseconds since the
-// first.
+// A rank's report of its arrivals: lists of equal length. Times are microseconds, and begin at 0
+// with the first arrival.
 struct Arrivals {
   std::vector<uint64_t> seqs;     // numbers of the group's collectives, ascending
-  std::vector<int64_t> at;        // time of arrival, by the rank's own clock
+  std::vector<int64_t> at;        // time of the arrival, by the rank's own clock
   std::vector<int64_t> waited;    // time that the thread has waited for others, in all groups
   std::vector<int64_t> here;      // time that threads have waited in collectives of this group
-  std::vector<uint64_t> threads;  // number of the thread: waits of different threads do not compare
+  std::vector<uint64_t> threads;  // number of the thread; waits of two threads do not compare
 
   static void fields(auto& self, auto& visit) {
     visit(self.seqs, self.at, self.waited, self.here, self.threads);
   }
 };
 
-// Time that the calling thread has waited for others, in operations of any group.
+// The time that the calling thread has waited for other ranks, in operations of all groups.
 class WaitedTime {
  public:
   using Duration = std::chrono::steady_clock::duration;
 
   static void add(Duration time) { ofThread().waited += time; }
   static Duration get() { return ofThread().waited; }
-  // Returns the thread's number, which is never used again.
+  // Returns the thread's number, which no other thread of this process gets.
   static uint64_t thread() { return ofThread().number; }
 
  private:
@@ -48,9 +48,10 @@ class WaitedTime {
   static inline std::atomic<uint64_t> next_{1};
 };
 
-// This rank's arrivals at a group's latest collectives. If they are frequent, only every second,
-// fourth and so on is kept, chosen by its number: so all ranks keep the same ones, and these span
-// half a minute. Over less time, the load of a core is chance. Thread-safe.
+// Keeps this rank's arrivals at a group's latest collectives. If collectives are frequent, keeps
+// only every second, fourth or eighth and so on, by their numbers, so that all ranks keep the same
+// collectives. The kept ones then span half a minute: in less time, the load of a core is chance.
+// Thread-safe.
 class ArrivalLog {
  public:
   using Clock = std::chrono::steady_clock;
@@ -69,7 +70,7 @@ class ArrivalLog {
       add({seq, at, waited, Clock::duration(here_.load(std::memory_order_relaxed)), thread});
     }
   }
-  // Records that a thread has waited in a collective.
+  // Records that a thread has waited for `time` in a collective of the group.
   void addWait(Clock::duration time) { here_.fetch_add(time.count(), std::memory_order_relaxed); }
 
   // Return the recorded arrivals, and the number of the last one, or 0 if none is recorded.
@@ -89,7 +90,7 @@ class ArrivalLog {
   Point& pointAt(size_t place) { return points_[(first_ + place) % kMost]; }
 
   std::atomic<uint64_t> stride_{1};  // a power of two
-  // an arrival after this time means that arrivals have become rare
+  // time until which the next arrival is expected; if it is later, arrivals have become rare
   std::atomic<Clock::rep> slowFrom_{0};
   std::atomic<Clock::rep> here_{0};
   std::atomic<uint64_t> latest_{0};

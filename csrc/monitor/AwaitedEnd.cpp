@@ -9,7 +9,7 @@ namespace torchcomms_pg {
 
 namespace {
 
-// The objects without a thread.
+// The list of the objects without a thread.
 struct SpareEnds {
   std::mutex mutex;
   AwaitedEnd* first = nullptr;
@@ -21,7 +21,7 @@ SpareEnds& spareEnds() {
 
 }  // namespace
 
-// Holds an object for as long as the thread lives.
+// Takes an object for the thread's lifetime. Gives it back at the thread's end.
 struct AwaitedEnd::Owner {
   AwaitedEnd* end = nullptr;
 

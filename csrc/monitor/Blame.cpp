@@ -22,11 +22,11 @@ void add(std::vector<int>& ranks, int rank) {
 // A rank of which this diagnosis knows nothing: it is outside the group, or its number is unknown.
 constexpr int kElsewhere = -1;
 
-// A condition of a wait: one of these ranks has to do its part. There are several only for a
+// A condition of a wait: one of these ranks has to do its part. Has several ranks only for a
 // receive from any rank.
 using Need = std::vector<int>;
 
-// Which rank waits for which, as the ranks report it.
+// The graph of which rank waits for which, by the ranks' reports.
 class WaitGraph {
  public:
   WaitGraph(
@@ -52,8 +52,8 @@ class WaitGraph {
   }
 
  private:
-  // Returns the ranks whose operations disagree: with the asking rank's operation of the same
-  // number, or, at other numbers, with each other's.
+  // Returns the ranks whose operations disagree: with the operation asked about if the numbers are
+  // equal, otherwise with another rank's operation of the same number.
   std::vector<int> disagreeing() const {
     std::map<uint64_t, std::map<std::string, std::vector<int>>> called;  // by number, by signature
     for (const auto& [rank, answer] : answers_) {
@@ -74,8 +74,9 @@ class WaitGraph {
     return ranks;
   }
 
-  // Follows the waits from the operation asked about to the ranks that it needs, and on to the
-  // ranks that these need. A receive from any rank accuses none: another may have sent.
+  // Follows the waits from the operation asked about to the ranks that it needs, and further to the
+  // ranks that these wait for. A receive from any of several ranks accuses none of them, since each
+  // of the others may send.
   void follow(Blame& found) const {
     std::deque<std::pair<int, const Wait*>> waits{{request_.rank, &request_.wait}};
     std::set<int> seen;
@@ -101,7 +102,7 @@ class WaitGraph {
         const auto answer = answers_.find(rank);
         if (answer == answers_.end() && !missedByLibrary(rank, *wait)) {
           const auto known = silent_.find(rank);
-          // The rank may have done its part, unless it is the only one missing.
+          // The rank may have done its part, unless it is the only missing rank.
           const bool gone = unmet.size() == 1 && known != silent_.end() && known->second.gone;
           add(gone ? found.gone : found.silent, rank);
         } else if (answer == answers_.end() || answer->second.waits.empty()) {
@@ -110,7 +111,7 @@ class WaitGraph {
           open(rank);
         }
       }
-      // A root that has arrived may still hold up the others, so follows what it waits for.
+      // A root that has arrived may still hold up the others, so the search follows its waits, too.
       for (const auto& collective : wait->collectives) {
         if (const int root = local(collective.rank);
             collective.rank >= 0 && isIn(root, wait->group, collective.seq)) {
@@ -120,7 +121,7 @@ class WaitGraph {
     }
   }
 
-  // Lists a late rank at the first operation that leads to it.
+  // Lists a late rank under the first operation that leads to it, and under no other operation.
   static void addLate(Blame& found, int rank, int waiting, const Wait& wait) {
     const auto isOther = [&](const auto& other) {
       return contains(other.ranks, rank) && !isSameOperation(other.wait, wait);
@@ -138,7 +139,8 @@ class WaitGraph {
     add(late->waiting, waiting);
   }
 
-  // Finds ranks that wait for each other in a circle, by removing all ranks that may go on.
+  // Finds ranks that wait for each other in a circle: removes all ranks that may go on, and follows
+  // the waits of the rest.
   void findCircle(Blame& found) const {
     std::set<int> stuck;
     for (const auto& [rank, answer] : answers_) {
@@ -146,7 +148,7 @@ class WaitGraph {
         stuck.insert(rank);
       }
     }
-    // A rank with several waiting threads goes on if one of them may.
+    // A rank with several waits may go on if one of the waits may end.
     const auto mayGoOn = [&](int rank) {
       const auto& waits = answers_.at(rank).waits;
       return std::any_of(waits.begin(), waits.end(), [&](const Wait& wait) {
@@ -183,8 +185,8 @@ class WaitGraph {
     found.circle = std::move(way);
   }
 
-  // Returns a need of the wait that only ranks of `stuck` could meet; empty if all needs may be
-  // met.
+  // Returns a need of the wait that only ranks of `stuck` could meet, or an empty one if the wait
+  // has no such need.
   Need stuckNeed(int rank, const Wait& wait, const std::set<int>& stuck) const {
     for (auto& need : needs(rank, wait)) {
       if (std::all_of(
@@ -195,7 +197,7 @@ class WaitGraph {
     return {};
   }
 
-  // Returns what `wait` of `rank` still needs.
+  // Returns the needs of `wait` of `rank` that are not known to be met.
   std::vector<Need> needs(int rank, const Wait& wait) const {
     std::vector<Need> needs;
     if (wait.group == 0) {
@@ -219,7 +221,8 @@ class WaitGraph {
       }
     }
     if (wait.collectives.empty() && wait.messages.empty()) {
-      // Operations such as making a group have no number; the library may know which ranks are
+      // Operations such as making a group have no number. For the operation asked about, the
+      // library may know which ranks are missing; otherwise ranks without an answer count as
       // missing.
       for (const int other : others(rank, wait)) {
         if (&wait != &request_.wait || request_.absent.empty() ? answers_.count(other) == 0
@@ -236,16 +239,16 @@ class WaitGraph {
       return false;
     }
     if (answers_.count(rank) == 0) {
-      // The library's report is about the oldest operation.
+      // The library's report is about the oldest collective of the operation asked about.
       return &wait == &request_.wait && request_.absentIsAll &&
              seq == wait.collectives.front().seq && !contains(request_.absent, rank);
     }
     const auto* const counts = countsOf(rank, wait.group);
-    // A rank that no longer has the group has left it, after its last operation.
+    // A rank without counts of the group has left the group, after all of its operations.
     return counts == nullptr || counts->collectives >= seq;
   }
 
-  // Returns whether the rank waits in this collective of the group, or in one before it.
+  // Returns whether the rank waits for this collective of the group, or for an earlier one.
   bool isIn(int rank, uint64_t group, uint64_t seq) const {
     const auto answer = answers_.find(rank);
     return answer != answers_.end() &&
@@ -256,7 +259,7 @@ class WaitGraph {
   }
 
   // Returns whether `peer` has issued what `message` of `rank` waits for. Messages of all tags
-  // count, so true may be wrong; false is certain.
+  // count, so true may be wrong. False is certain if the peer has answered.
   bool hasMet(int peer, int rank, const Wait& wait, const AwaitedMessage& message) const {
     if (peer == kElsewhere || answers_.count(peer) == 0) {
       return false;
@@ -276,7 +279,7 @@ class WaitGraph {
   }
 
   // Returns whether the message may have been issued: the senders have issued more messages to the
-  // rank than it received before this one. As above, true may be wrong and false is certain.
+  // rank than it has received. True may be wrong. False is certain if all senders have answered.
   bool hasMetAny(
       const Need& senders, int rank, const Wait& wait, const AwaitedMessage& message) const {
     uint64_t sent = 0;
@@ -335,7 +338,7 @@ class WaitGraph {
   const DiagnosisRequest& request_;
   const std::map<int, RankStatus>& answers_;
   const std::map<int, Silent>& silent_;
-  std::map<int64_t, int> ranks_;  // by number in the job
+  std::map<int64_t, int> ranks_;  // rank in the group, by global rank
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
-// The rule of blame: which ranks hold up an operation, by the ranks' own reports. A rank is late
-// only if others wait for it and it waits for no rank. Ranks that wait for each other form a
-// circle, and none of them is late.
+// The rule of blame: which ranks hold up an operation, by the ranks' own reports. A rank that has
+// reported is late only if other ranks wait for it and it waits in no operation. Ranks that wait
+// for each other form a circle, and none of them is late.
 #pragma once
 
 #include <cstdint>
@@ -17,29 +17,30 @@ namespace torchcomms_pg {
 struct DiagnosisRequest {
   int rank = 0;  // the rank that asks
   std::string group;
-  std::vector<int64_t> globalRanks;  // the group's ranks in the job; empty if numbered alike
-  std::vector<std::string> hosts;    // by rank; empty if all are on one host
+  std::vector<int64_t> globalRanks;  // global ranks, by rank in the group; empty if both are equal
+  std::vector<std::string> hosts;    // by rank; empty if all ranks are on one host
   int size = 0;
-  std::string op;         // its description
-  uint64_t seq = 0;       // number among the group's collectives; 0 if not a collective
-  std::string signature;  // see RankStatus
-  Wait wait;              // what it needs, and from which ranks
-  int64_t timeoutMs = 0;
-  int64_t waitedMs = 0;      // time since its issue
-  std::vector<int> absent;   // ranks that the library reports as missing, if it can
-  bool absentIsAll = false;  // true if the library misses no other rank at this operation
+  std::string op;            // the operation's description
+  uint64_t seq = 0;          // number among the group's collectives; 0 if not a collective
+  std::string signature;     // see RankStatus
+  Wait wait;                 // what the operation needs, and from which ranks
+  int64_t timeoutMs = 0;     // the operation's timeout
+  int64_t waitedMs = 0;      // time since the operation's issue
+  std::vector<int> absent;   // ranks that the library reports as missing; empty if it cannot
+  bool absentIsAll = false;  // true if the library knows that no other rank is missing
   bool queued = false;       // true on a device, where a rank arrives by queueing the operation
-  bool ended = false;        // the operation has ended since the diagnosis began
-  // true if only the thread that waits for it learns of its end: it may have ended once all arrived
+  bool ended = false;        // true if the operation has ended since the diagnosis began
+  // true if only the waiting thread learns of the operation's end, so that the operation may have
+  // ended unnoticed if all ranks have arrived
   bool mayHaveEnded = false;
-  std::string disagreement;   // the library's error about ranks that call different operations
+  std::string disagreement;   // the library's error if ranks call different operations, or ""
   int64_t compileLeftMs = 0;  // remaining time to wait for ranks that compile
 };
 
 // A rank that has not answered.
 struct Silent {
-  std::string text;   // what the verdict says about it
-  bool gone = false;  // its process is dead, or stopped
+  std::string text;   // what the verdict says about the rank
+  bool gone = false;  // true if its process is dead or stopped
 };
 
 struct Blame {
@@ -55,18 +56,18 @@ struct Blame {
     Wait wait;
   };
 
-  std::vector<Late> late;   // the ranks that the operation asked about waits for come first
-  std::vector<int> gone;    // needed ranks without an answer that are dead or stopped
-  std::vector<int> silent;  // other ranks without an answer that may be needed
-  std::vector<Link> circle;
+  std::vector<Late> late;   // in the order of the search, which begins at the operation asked about
+  std::vector<int> gone;    // dead or stopped ranks that are certainly needed
+  std::vector<int> silent;  // other ranks without an answer, which may be needed
+  std::vector<Link> circle;   // empty if no circle explains the wait
   bool certain = true;        // false if a rank of the circle may go on, see Wait::indirect
   std::vector<int> missing;   // ranks that have not arrived at the operation asked about
-  std::vector<int> disagree;  // ranks in different operations with the same number
+  std::vector<int> disagree;  // ranks whose operations have one number, but differ
 
   std::vector<int> lateRanks() const;
 };
 
-// Applies the rule. `silent`: the ranks without an answer.
+// Applies the rule, and returns its result. `silent`: the ranks without an answer.
 Blame blame(
     const DiagnosisRequest& request,
     const std::map<int, RankStatus>& answers,

@@ -51,7 +51,7 @@ void Compiling::end() {
   auto& state = announcements();
   std::lock_guard lock(state.mutex);
   if (state.depth == 0 || --state.depth > 0) {
-    return;  // nested, or the callbacks were registered during a compilation
+    return;  // nested, or a compilation that began before the callbacks were registered
   }
   state.begun.reset();
   state.ended = Clock::now();

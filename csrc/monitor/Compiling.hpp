@@ -1,5 +1,5 @@
-// Whether this process compiles, and so is late and not lost. Independent of torch, whose callbacks
-// report compilations.
+// Records when this process compiles, since a rank that compiles is late, but not stuck.
+// Independent of torch, whose callbacks report compilations.
 #pragma once
 
 #include <chrono>
@@ -16,26 +16,26 @@ class Compiling {
   using Clock = std::chrono::steady_clock;
   using Milliseconds = std::chrono::milliseconds;
 
-  // Begin and end a compilation; begins may nest. `trigger`: its cause, e.g. "LAZY_BACKWARD".
+  // Begin and end a compilation. Calls may nest. `trigger`: the cause, e.g. "LAZY_BACKWARD".
   static void begin(const std::string& trigger);
   static void end();
 
   struct State {
-    std::optional<Milliseconds> since;  // time since the start; nullopt if it does not compile
-    std::optional<Milliseconds> ended;  // time since the last end; nullopt if it has not compiled
+    std::optional<Milliseconds> since;  // time since the start; nullopt unless it compiles
+    std::optional<Milliseconds> ended;  // time since the latest end; nullopt before the first
   };
   static State state(Clock::time_point now);
 
-  // Limit of the time that an operation waits for ranks that compile, beyond its deadline.
+  // Set and return how long an operation waits beyond its deadline for ranks that compile.
   static void setLimit(Milliseconds limit);
   static Milliseconds limit();
 
   struct Interval {
     std::string trigger;
     int64_t begin = 0;  // nanoseconds of the system's clock
-    int64_t end = 0;    // 0 if it goes on
+    int64_t end = 0;    // 0 while the compilation goes on
   };
-  // Returns the latest compilations, for the flight recorder.
+  // Returns the latest 256 compilations, for the flight recorder.
   static std::vector<Interval> intervals();
 };
 

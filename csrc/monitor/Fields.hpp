@@ -1,7 +1,7 @@
-// Text of a record's fields, one after another: a string is quoted, a list follows its length, an
-// optional value follows whether it exists.
+// Writes and reads a record's fields as text, one after another. A string is quoted. A list's
+// length precedes its elements. An optional is written as 0, or as 1 and its value.
 //
-// A record names its fields by `static void fields(auto& self, auto& visit)`.
+// A record names its fields in its function `static void fields(auto& self, auto& visit)`.
 #pragma once
 
 #include <iomanip>
@@ -114,7 +114,7 @@ std::string write(const Record& record) {
   return out.str();
 }
 
-// Returns nullopt if `text` is damaged, or has other fields.
+// Returns the record, or nullopt if `text` is damaged or has other fields.
 template <class Record>
 std::optional<Record> read(const std::string& text) {
   TextReader in(text);

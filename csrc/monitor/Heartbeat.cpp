@@ -23,7 +23,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kMaxTick{1000};
-// Time for the process to write why it ends.
+// Time in which the process writes why it ends.
 constexpr milliseconds kLastWords{1000};
 
 struct WatchState {

@@ -8,8 +8,8 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Part of all own time after which a block ends. Collectives in quick succession share a block,
-// since each of them says little; 20 collectives at equal distances have a block each.
+// Part of the total own time after which a block ends. Collectives in quick succession share a
+// block, since each alone says little; 20 collectives at equal distances have a block each.
 constexpr double kBlockPart = 1.0 / 32;
 
 double medianOf(std::vector<double> values) {
@@ -21,22 +21,22 @@ double medianOf(std::vector<double> values) {
   return (*middle + *std::max_element(values.begin(), middle)) / 2;
 }
 
-// Returns the median, or the lower of the two middle values: of two ranks, the one that did not
-// stall.
+// Returns the median, or the lower of the two middle values: for two ranks, the value of the rank
+// that did not stall.
 double lowerMedianOf(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<ptrdiff_t>((values.size() - 1) / 2);
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
 }
 
-// What the ranks did between two collectives: times in microseconds, by rank.
+// The ranks' times between two collectives, in microseconds, by rank.
 struct Stretch {
-  std::vector<double> own;  // outside of collectives and other waits
-  // in the group's collectives after this stretch, which shows who was late
+  std::vector<double> own;  // time outside of waits
+  // time in the group's collectives after this stretch, which shows who was late
   std::vector<double> here;
-  std::vector<double> took;
+  std::vector<double> took;  // time between the two arrivals
   uint64_t collectives = 0;
-  bool known = true;  // true if each rank stayed in one thread
+  bool known = true;  // true if each rank arrived at both in one thread
 
   void add(const Stretch& other) {
     const auto addTo = [](auto& sums, const auto& values) {
@@ -56,7 +56,8 @@ bool isSound(const Arrivals& arrivals) {
          arrivals.here.size() == size && arrivals.threads.size() == size;
 }
 
-// Returns the stretches between collectives that all ranks report.
+// Returns the stretches between successive collectives that all ranks report. Leaves out the last
+// stretch, and each stretch in which a rank changed its thread.
 std::vector<Stretch> stretchesOf(const std::vector<Arrivals>& ranks) {
   std::vector<Stretch> all;
   std::vector<size_t> places(ranks.size(), 0);
@@ -67,7 +68,7 @@ std::vector<Stretch> stretchesOf(const std::vector<Arrivals>& ranks) {
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       if (places[rank] == ranks[rank].seqs.size()) {
         if (!all.empty()) {
-          all.pop_back();  // the wait after it is not known yet
+          all.pop_back();  // the time in the collective after it is not known yet
         }
         std::erase_if(all, [](const Stretch& stretch) { return !stretch.known; });
         return all;
@@ -110,8 +111,8 @@ std::vector<Stretch> stretchesOf(const std::vector<Arrivals>& ranks) {
   }
 }
 
-// Joins stretches into blocks of about equal own time. A block ends after a stretch in which the
-// ranks waited, since these waits show how late a rank was.
+// Joins stretches into blocks of about equal own time. A block ends only with a collective in which
+// the ranks waited, since these waits show how late a rank was.
 std::vector<Stretch> blocksOf(const std::vector<Stretch>& stretches) {
   double total = 0;
   for (const auto& stretch : stretches) {
@@ -132,7 +133,7 @@ std::vector<Stretch> blocksOf(const std::vector<Stretch>& stretches) {
   return blocks;
 }
 
-// Returns the median of all values but the one at `left`.
+// Returns the median of all values except the value at `left`.
 double medianWithout(std::vector<double> values, size_t left) {
   values.erase(values.begin() + static_cast<ptrdiff_t>(left));
   return medianOf(std::move(values));
@@ -165,9 +166,10 @@ Lateness judgeLateness(const std::vector<Arrivals>& ranks) {
     lateness.ranks.push_back({medianOf(std::move(excesses)), 0});
     latest = lateness.ranks[rank].later > lateness.ranks[latest].later ? rank : latest;
   }
-  // The share is the part of the time for which the others wait for the latest rank alone. For each
-  // other rank it is the smaller of two differences: how much longer the latest rank works, and how
-  // much longer the other rank waits in collectives. The least over the other ranks counts.
+  // The share is the part of the time in which the others wait for the latest rank alone. In each
+  // block it is, for each other rank, the smaller of two differences: how much longer the latest
+  // rank works, and how much longer the other rank waits in collectives. The median over the blocks
+  // counts, and of the other ranks' medians the least.
   double share = 1;
   bool steady = true;
   std::vector<double> scatters;

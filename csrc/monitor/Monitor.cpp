@@ -25,9 +25,9 @@ bool Monitor::onItsThread() {
 }
 
 Monitor::Hold::~Hold() {
-  // Does nothing in a forked child, which does not have the thread. Does nothing in the monitor's
-  // thread either, which cannot join itself and goes on; it holds one only if it could not pass an
-  // object to another thread.
+  // Does nothing in a forked child, in which the thread does not exist. Does nothing in the
+  // monitor's thread either, which cannot join itself, and so goes on. That thread destroys a Hold
+  // only if it could not pass an object to another thread.
   if (&monitor_ == &get() && !onItsThread()) {
     monitor_.leave();
   }
@@ -85,7 +85,7 @@ std::shared_ptr<const Monitor::List> Monitor::watched() {
 }
 
 void Monitor::runDetached(std::function<void()> body) {
-  // Shared, since a thread that cannot be started destroys what it was given.
+  // Shared, since startDetached() destroys its argument if no thread can be started.
   const auto shared = std::make_shared<std::function<void()>>(std::move(body));
   const auto once = [shared] { std::exchange(*shared, nullptr)(); };
   try {

@@ -1,6 +1,6 @@
-// The process's one monitor thread.
+// The process's only monitor thread.
 //
-// It asks every watched object, a few times a second, whether one of its operations is overdue. It
+// The thread has every watched object check 20 times a second whether an operation is overdue. It
 // never takes the GIL, never calls into a library that may block, and destroys no watched object.
 // Independent of torch.
 #pragma once
@@ -31,12 +31,13 @@ class Monitor {
   class Watched {
    public:
     virtual ~Watched() = default;
-    // Called from the monitor's thread, which holds a reference to the object, and no lock. Must
-    // return soon and not throw.
+    // Checks the operations in flight. Called from the monitor's thread, which holds a reference to
+    // the object and no lock. Must return soon.
     virtual void check(Clock::time_point now) noexcept = 0;
-    // Ends the operations in flight, for the reason `why`. Otherwise like check().
+    // Ends the operations in flight, for the reason `why`. Called as check() is, but from any
+    // thread.
     virtual void abortInFlight(const char* why) noexcept = 0;
-    // Returns the message of its failure, or "" if it has not failed.
+    // Returns the message of the object's failure, or "" if the object has not failed.
     virtual std::string failureMessage() const = 0;
   };
 
@@ -44,7 +45,7 @@ class Monitor {
   // does not exist in the child.
   static Monitor& get();
 
-  // Keeps the monitor's threads running. Raises std::runtime_error if they cannot be started.
+  // Keeps the monitor's two threads running. Raises std::runtime_error if they cannot be started.
   class Hold {
    public:
     Hold() : monitor_(get()) { monitor_.enter(); }
@@ -56,7 +57,7 @@ class Monitor {
     Monitor& monitor_;
   };
 
-  // Makes a T, which derives from Watched, and watches it until its last reference is dropped. A
+  // Makes a T, which derives from Watched, and watches it until its last reference is dropped. T's
   // destructor may wait, even for the monitor: if the monitor's thread drops the last reference,
   // another thread destroys the object. Raises std::runtime_error, and makes nothing, if the
   // monitor's threads cannot be started.
@@ -70,14 +71,14 @@ class Monitor {
     return made;
   }
 
-  // Runs `body` in a new thread, or in the spare thread if no other can be started. Raises
-  // std::runtime_error if no Hold exists.
+  // Runs `body` in a new thread, or in the spare thread if no new thread can be started. Raises
+  // std::runtime_error if neither is possible, since no Hold exists.
   void runDetached(std::function<void()> body);
 
   // Makes every watched object end its operations in flight.
   void abortInFlight(const char* why);
 
-  // Returns the time at which the thread's last round began, or the epoch if it does not run.
+  // Returns the time at which the latest round began, or the epoch if the thread does not run.
   Clock::time_point lastRound() const {
     return Clock::time_point(Clock::duration(lastRound_.load(std::memory_order_relaxed)));
   }
@@ -106,7 +107,7 @@ class Monitor {
   void enter();
   void leave();
   void add(const std::shared_ptr<Watched>& watched);
-  // Returns the list, which is never changed in place, so that it can be read without a lock.
+  // Returns the list of watched objects. A list never changes, so callers read it without a lock.
   std::shared_ptr<const List> watched();
   void run();
 
@@ -116,7 +117,7 @@ class Monitor {
   std::condition_variable wake_;
   std::shared_ptr<const List> watched_ = std::make_shared<const List>();
   std::mutex spareMutex_;
-  std::unique_ptr<SpareThread> spare_;  // exists as long as a Hold does
+  std::unique_ptr<SpareThread> spare_;  // null if no Hold exists
   std::thread thread_;
   bool stop_ = false;
   std::atomic<Clock::rep> lastRound_{0};

@@ -23,9 +23,9 @@ namespace {
 
 constexpr size_t kMostBytes = size_t{1} << 20;
 
-// Writes to stderr. `wait`: blocks until all of the text is written. Otherwise stops when stderr
-// accepts no more; its parts are so short that a pipe accepts each whole or not at all, see
-// PIPE_BUF in pipe(7).
+// Writes to stderr. If `wait`, blocks until all of the text is written. Otherwise stops when stderr
+// accepts no more; writes parts of at most PIPE_BUF bytes, which a pipe accepts as a whole or not
+// at all (pipe(7)).
 void writeToStderr(std::string_view text, bool wait) {
   pollfd place{STDERR_FILENO, POLLOUT, 0};
   while (!text.empty()) {

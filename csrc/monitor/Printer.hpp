@@ -6,8 +6,8 @@
 
 namespace torchcomms_pg {
 
-// Prints a line on stderr, after earlier ones. Does not block: a separate thread writes, since a
-// stderr that nobody reads, for example of a stopped launcher, blocks the writer. If more than 1 MB
+// Prints a line on stderr, after earlier lines. Does not block: a separate thread writes, since a
+// write blocks if nobody reads stderr, for example if the launcher is stopped. If more than 1 MB
 // waits to be written, lines are lost, and a later line reports their number.
 void printLine(const std::string& line);
 

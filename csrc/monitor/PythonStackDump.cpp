@@ -21,9 +21,9 @@ namespace {
 constexpr std::chrono::seconds kPatience{1};
 constexpr std::chrono::seconds kMostPatience{2};
 
-// Number of times for which the asking thread must have slept. Python has a thread that waits for
-// the GIL look for it every 5 ms, sys.getswitchinterval(). If the thread gets no CPU, it does not
-// look, and so proves nothing.
+// Number of times that the asking thread must have slept to prove that another thread holds the
+// GIL. A thread that waits for the GIL wakes every 5 ms (sys.getswitchinterval()) to look for it. A
+// thread that gets no CPU neither looks nor sleeps, and proves nothing.
 constexpr long kLooks = 20;
 
 // Returns how often a thread of this process has gone to sleep.
@@ -46,7 +46,8 @@ PythonStackDump::Source*& source() {
 }  // namespace
 
 struct PythonStackDump::State {
-  // The asking thread, and how often it had slept when it began to wait for the GIL; 0 before.
+  // The asking thread, and how often it had slept when it began to wait for the GIL. Both are 0
+  // before.
   std::atomic<pid_t> thread{0};
   std::atomic<long> slept{0};
   std::atomic<bool> hasGil{false};

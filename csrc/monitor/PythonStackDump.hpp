@@ -1,5 +1,5 @@
-// Stacks of this process's Python threads, for a thread that must not wait for the GIL. Independent
-// of Python; the bindings read the stacks.
+// Gets the stacks of this process's Python threads for a thread that must not wait for the GIL.
+// Independent of Python; the bindings read the stacks.
 #pragma once
 
 #include <chrono>
@@ -18,20 +18,20 @@ class PythonStackDump {
 
   struct Told {
     std::string threads;                // one line for each thread
-    std::vector<std::string> calledAt;  // line of Python of each stack, or ""
+    std::vector<std::string> calledAt;  // for each stack its line of Python, or ""
   };
 
   struct Source {
-    // Takes the GIL, and then calls `held`.
+    // Takes the GIL, calls `held`, and returns the answer.
     std::function<Told(const Stacks& stacks, const std::function<void()>& held)> ask;
-    // Returns what can be read without the GIL, or "".
+    // Returns the stacks that can be read without the GIL, or "".
     std::function<std::string()> askWithoutGil;
   };
 
-  // Sets where the stacks are read. Called once, when the module is loaded; never freed.
+  // Sets the source of stacks, which is never freed. Called once, when the module is loaded.
   static void setSource(Source source);
 
-  // Starts to ask, in a separate thread.
+  // Starts to ask Python in a separate thread. `stacks`: also asks for the line of each.
   explicit PythonStackDump(Stacks stacks);
 
   std::chrono::steady_clock::time_point begun() const { return begun_; }
@@ -39,14 +39,14 @@ class PythonStackDump {
   // Returns whether to stop waiting: the answer has arrived, or a second has passed and another
   // thread certainly holds the GIL, or two seconds have passed.
   bool ready() const;
-  // Returns what is known by now.
+  // Returns the answer, or what is known without it; `calledAt` is empty then.
   Told tell() const;
 
-  // Returns what can be read without the GIL: one line for each thread that does not run.
+  // Returns the stacks that can be read without the GIL, a line for each thread that does not run.
   static std::string seenWithoutGil();
 
  private:
-  // Returns whether the asking thread has often found that another one holds the GIL.
+  // Returns whether the asking thread has often found that another thread holds the GIL.
   bool gilIsHeld() const;
 
   struct State;

@@ -1,5 +1,5 @@
-// A rank's report in a diagnosis: fields for the rule of blame, and texts for people. No rule reads
-// a text. Peers and members are numbered in the job ("global"), since an answer covers several
+// A rank's report in a diagnosis: fields for the rule of blame, and texts for people, which the
+// rule does not read. Peers and members have their global ranks, since a report is about several
 // groups.
 #pragma once
 
@@ -17,8 +17,9 @@ struct AwaitedMessage {
 
   Kind kind = Kind::send;
   int64_t peer = kAnyRank;  // kAnyRank for a receive from any rank
-  // Number among this kind that the rank has issued with `peer`. For a receive from any rank: one
-  // more than the number of the group's receives that have ended, not counting batches.
+  // The message's number, from 1, among the ones of its kind that the rank has issued with `peer`.
+  // For a receive from any rank: one more than the number of the group's receives that have
+  // succeeded, not counting batches.
   uint64_t number = 0;
 
   static void fields(auto& self, auto& visit) { visit(self.kind, self.peer, self.number); }
@@ -26,21 +27,21 @@ struct AwaitedMessage {
   bool operator==(const AwaitedMessage&) const = default;
 };
 
-// A collective that a wait needs: the one in which the thread waits, or an earlier one of the
-// group, since they end in order.
+// A collective that has to end before a wait can end: the awaited collective, or an earlier one,
+// since a group's collectives end in order.
 struct AwaitedCollective {
   uint64_t seq = 0;   // number among the group's collectives
-  int64_t rank = -1;  // the only rank that has to arrive or end; -1 if all ranks have to arrive
+  int64_t rank = -1;  // the only rank that has to arrive; -1 if all ranks have to arrive
 
   static void fields(auto& self, auto& visit) { visit(self.seq, self.rank); }
 };
 
-// An operation that the rank waits in. If `indirect`, only the queue of its device waits, or the
-// holder of a future, so that the rank's threads may go on.
+// An operation in which the rank waits. If `indirect`, no thread is known to wait, only a device's
+// queue or perhaps the holder of a future, so that the rank's threads may go on.
 struct Wait {
-  std::string text;              // includes the group unless it is the one asked about
-  uint64_t group = 0;            // see GroupCounts; 0 if its needs are unknown
-  std::vector<int64_t> members;  // ranks of the group
+  std::string text;                            // names the group, unless the diagnosis is about it
+  uint64_t group = 0;                          // see GroupCounts; 0 if the wait's needs are unknown
+  std::vector<int64_t> members;                // global ranks of the group
   std::vector<AwaitedCollective> collectives;  // oldest first
   std::vector<AwaitedMessage> messages;
   bool indirect = false;
@@ -50,10 +51,10 @@ struct Wait {
   }
 };
 
-// Returns whether both belong to one operation, whatever their texts.
+// Returns whether both waits are for one operation. Ignores their texts.
 bool isSameOperation(const Wait& one, const Wait& other);
 
-// Numbers of messages that the rank has issued with `peer`.
+// Numbers of messages and signals that the rank has issued with `peer`.
 struct PeerCounts {
   int64_t peer = 0;
   uint64_t sent = 0;
@@ -67,7 +68,7 @@ struct PeerCounts {
 
 // Numbers of operations that the rank has issued in a group.
 struct GroupCounts {
-  uint64_t group = 0;  // hash of the name and ranks: equal on all ranks, unlike other groups'
+  uint64_t group = 0;  // hash of name and ranks: equal on all ranks, differs between groups
   uint64_t collectives = 0;
   uint64_t receivedFromAny = 0;
   std::vector<PeerCounts> peers;  // peers with messages
@@ -80,18 +81,18 @@ struct GroupCounts {
 struct RankStatus {
   int rank = 0;                     // in the group asked about
   std::string current;              // the group's oldest operation in flight, or ""
-  uint64_t currentSeq = 0;          // its number among the collectives; 0 if not a collective
-  std::string signature;            // what the ranks of that collective have to agree on, or ""
-  int64_t waitedMs = 0;             // time since its issue
-  std::string calledAt;             // line of Python that issued it, if known
-  std::string completed;            // last operation that has completed
-  std::string failure;              // why the group has failed on this rank
+  uint64_t currentSeq = 0;          // number of `current` among collectives; 0 if not a collective
+  std::string signature;            // what all ranks of the collective must agree on, or ""
+  int64_t waitedMs = 0;             // time since the issue of `current`
+  std::string calledAt;             // line of Python that issued `current`, or ""
+  std::string completed;            // last operation of the group that has completed, or ""
+  std::string failure;              // why the group has failed on this rank, or ""
   std::string threads;              // where Python's threads are, one line each
-  int64_t compilingMs = -1;         // time since it started to compile; -1 if it does not compile
-  int64_t compiledMs = -1;          // time since it last stopped compiling; -1 if it never compiled
-  int64_t relaxedMs = 0;            // remaining time for which it has asked its peers to wait
-  std::vector<Wait> waits;          // in all groups
-  std::vector<GroupCounts> counts;  // of the group asked about and all others
+  int64_t compilingMs = -1;         // time since the process began to compile; -1 if it does not
+  int64_t compiledMs = -1;          // time since it last ended compiling; -1 if it never has
+  int64_t relaxedMs = 0;            // rest of the time for which it has asked its peers to wait
+  std::vector<Wait> waits;          // in operations of all groups
+  std::vector<GroupCounts> counts;  // of all groups
 
   static void fields(auto& self, auto& visit) {
     visit(

@@ -7,7 +7,7 @@
 namespace torchcomms_pg {
 
 // The constructor starts the thread, "tcpg_spare", and raises if that fails. The thread ends when
-// the object is destroyed and all tasks are done; the destructor does not wait for that.
+// the object is destroyed and all tasks are done; the destructor does not wait for the thread.
 class SpareThread {
  public:
   SpareThread();
@@ -15,8 +15,8 @@ class SpareThread {
   SpareThread(const SpareThread&) = delete;
   SpareThread& operator=(const SpareThread&) = delete;
 
-  // Runs `body` after the earlier tasks. So a task may wait for a later one only for a limited
-  // time.
+  // Runs `body` after the earlier tasks. So a task must limit the time for which it waits for a
+  // later task.
   void run(std::function<void()> body);
 
  private:

@@ -70,8 +70,8 @@ class Report {
   }
 
  private:
-  // Returns the ranks that are proven to be at fault. If none are, and no circle explains the wait,
-  // returns the needed ranks of which nothing is known.
+  // Returns the ranks that are proven to be at fault. If no rank is, and no circle explains the
+  // wait, returns the ranks without an answer that may be needed.
   std::vector<int> atFault() const {
     auto ranks = late_;
     ranks.insert(ranks.end(), blame_.gone.begin(), blame_.gone.end());
@@ -86,9 +86,9 @@ class Report {
     return ranks;
   }
 
-  // Returns the extension and its reason. Every late rank has to be entitled to one. If no rank is
-  // late, an entitled rank has just arrived, and the operation still gets the time that was
-  // promised.
+  // Returns how much longer the ranks wait, in ms, and why; 0 for no longer. Every late rank must
+  // be granted time. If all ranks have arrived, any rank's grant counts: that rank may have arrived
+  // only now, and the operation still gets the time that was promised.
   std::pair<int64_t, std::string> extension() const {
     if (request_.ended) {
       return {std::max<int64_t>(request_.timeoutMs, 1000), "the operation has ended meanwhile"};
@@ -121,11 +121,11 @@ class Report {
     return {least, why};
   }
 
-  // Returns how long others wait for the rank, and why. A rank that compiles, or has just stopped
-  // compiling, gets the length of a timeout from then on, within the limit. A rank that has asked
-  // for time gets what remains of it.
+  // Returns how long others wait for the rank, in ms, and why. A rank that compiles gets one more
+  // timeout, and a rank that has just compiled the rest of a timeout since then, both within the
+  // limit. A rank that has asked for time gets the rest of that time.
   std::pair<int64_t, std::string> grant(const RankStatus& answer) const {
-    // Grants at most one timeout at a time: the rank may go on sooner, and hang afterwards.
+    // At most one timeout at a time: the rank may go on sooner, and hang afterwards.
     const auto asked = std::min(answer.relaxedMs, std::max<int64_t>(request_.timeoutMs, 1000));
     int64_t compile = 0;
     std::string reason;
@@ -141,7 +141,7 @@ class Report {
         asked > 0 ? "has asked its peers to wait" : reason};
   }
 
-  // Names ranks by their numbers in the group, and in the job if these differ.
+  // Names ranks by their numbers in the group, and also by their global ranks if these differ.
   std::string named(const std::vector<int>& ranks, bool withHosts = false) const {
     std::string text = ranks.size() == 1 ? "rank " : "ranks ";
     std::string numbers;
@@ -210,7 +210,7 @@ class Report {
     return text;
   }
 
-  // Returns whether some missing rank may go on, as none of its threads is known to wait.
+  // Returns whether some missing rank may go on, since none of its threads is known to wait.
   bool mayGoOn() const {
     return std::ranges::any_of(blame_.missing, [&](int rank) {
       const auto answer = answers_.find(rank);
@@ -282,7 +282,7 @@ class Report {
     for (const int rank : guilty) {
       text += "\n  " + named({rank}) + ": " + about(rank, /*missing=*/!disagree_);
     }
-    // Groups the other ranks by the place at which they wait.
+    // Lists the other ranks, together if they wait at the same place.
     std::map<std::string, std::vector<int>> places;
     for (int rank = 0; rank < request_.size; ++rank) {
       const bool asked = answers_.count(rank) + silent_.count(rank) > 0;

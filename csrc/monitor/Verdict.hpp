@@ -15,11 +15,11 @@ struct Verdict {
   std::vector<int> ranks;  // ranks that hold up the operation, see Blame
   std::string summary;     // the cause, for an error's first line; empty if unknown
   std::string text;
-  // if positive, no rank has failed: wait that much longer, for the reason in `text`
+  // if positive, no rank has failed: the ranks wait that much longer, for the reason in `text`
   int64_t extensionMs = 0;
   int answered = 0;  // number of ranks that have answered
-  // Known only to the rank that judges.
-  bool arrived = false;      // all ranks have arrived
+  // The next two are known only to the rank that judges.
+  bool arrived = false;      // true if all ranks have arrived
   std::vector<int> missing;  // ranks that have not arrived at the operation asked about
 
   static void fields(auto& self, auto& visit) {
@@ -27,7 +27,7 @@ struct Verdict {
   }
 };
 
-// Finds the verdict. `silent`: the ranks without an answer.
+// Returns the verdict. `silent`: the ranks without an answer.
 Verdict judge(
     const DiagnosisRequest& request,
     const std::map<int, RankStatus>& answers,

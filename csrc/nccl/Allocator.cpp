@@ -14,7 +14,7 @@ namespace {
 
 std::atomic<const Libnccl*> allocating = nullptr;
 
-// Never destroyed: torch frees memory until the process ends.
+// All Registrations of this process. Never destroyed: torch frees memory until the process ends.
 struct Live {
   std::mutex mutex;
   std::vector<Registrations*> all;
@@ -68,8 +68,8 @@ ncclResult_t Registrations::add(
     if (found->second.bytes == segment.bytes && found->second.symmetric == symmetric) {
       return ncclSuccess;
     }
-    // Deregisters the old entry: its segment is registered in the other way, or was freed without a
-    // call of released() and allocated anew.
+    // Deregisters the old entry: `symmetric` has changed, or the segment was freed without a call
+    // of released() and allocated anew.
     const auto result = deregister(found->second);
     entries.erase(found);
     if (result != ncclSuccess) {

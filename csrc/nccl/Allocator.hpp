@@ -1,5 +1,4 @@
-// Memory of the library's own allocator, which serves torch's segments, and its registration with
-// communicators.
+// Memory that libnccl allocates for torch's allocator, and its registration with communicators.
 #pragma once
 
 #include <nccl.h>
@@ -18,11 +17,11 @@ namespace torchcomms_pg {
 class Libnccl;
 
 // Makes the exported functions below allocate with the library, for the rest of the process. Raises
-// LibraryError if the library has no allocator or differs from the library of an earlier call:
-// torch frees memory by address alone, which does not show the library.
+// LibraryError if the library has no allocator, or differs from the library of an earlier call:
+// torch frees memory by its address, from which the library cannot be told.
 void allocateWith(const Libnccl& library);
 
-// A block that torch has allocated in one piece and subdivides.
+// A block that torch has allocated in one piece and divides among tensors.
 struct PoolSegment {
   void* address;
   size_t bytes;
@@ -39,19 +38,19 @@ class Registrations {
   Registrations(const Registrations&) = delete;
   Registrations& operator=(const Registrations&) = delete;
 
-  // Registers a segment unless it is registered already. A `symmetric` segment is registered as a
-  // window, which is collective.
+  // Registers a segment unless it is registered with equal arguments, and returns NCCL's result. A
+  // `symmetric` segment is registered as a window, by a collective call.
   ncclResult_t add(ncclComm_t comm, Pool pool, const PoolSegment& segment, bool symmetric);
 
-  // Deregisters a pool, and forgets it whatever the library returns. Returns nullopt if nothing of
-  // the pool was ever added.
+  // Deregisters a pool, and forgets it even after an error. Returns NCCL's first error or
+  // ncclSuccess, or nullopt if the pool is unknown or removed.
   std::optional<ncclResult_t> remove(Pool pool);
   void removeAll();
 
-  // Forgets all entries: the communicator is about to end, and the library then drops them.
+  // Forgets all entries without deregistering them, for a communicator whose end deregisters them.
   void forget();
 
-  // Deregisters the memory from all communicators of the process. Call before it is freed.
+  // Deregisters the memory from all communicators of the process. Call before the memory is freed.
   static void released(void* address);
 
  private:
@@ -69,8 +68,8 @@ class Registrations {
   void drop(void* address);
 
   const Library& library_;
-  // Held during a registration, which may wait for other ranks. Locked before mutex_. Freeing
-  // memory takes only mutex_, since it must not wait for other ranks.
+  // Held during a registration, which may wait for other ranks. Locked before mutex_. A thread that
+  // frees memory locks only mutex_, and so never waits for other ranks.
   std::mutex adding_;
   std::mutex mutex_;
   std::map<Pool, Entries> pools_;
@@ -78,9 +77,8 @@ class Registrations {
 
 }  // namespace torchcomms_pg
 
-// Functions that torch.cuda.CUDAPluggableAllocator looks up by name. The first returns null if
-// memory is short, upon which torch frees its cached memory and tries again, and throws for other
-// errors.
+// Functions that torch.cuda.CUDAPluggableAllocator looks up by name. torchcomms_pg_allocate()
+// returns null if memory is short: torch then frees cached memory and retries. Throws other errors.
 extern "C" {
 __attribute__((visibility("default"))) void* torchcomms_pg_allocate(
     size_t bytes, int device, cudaStream_t stream);

@@ -1,4 +1,4 @@
-// One rank's part in a collective, as every library takes it.
+// Description of one rank's part in a collective, for all libraries.
 #pragma once
 
 #include <nccl.h>
@@ -18,34 +18,35 @@ enum class CollectiveKind : uint8_t {
   allToAll,
   gather,
   scatter,
-  // Host libraries alone have these.
+  // Only shared memory and several hosts have these.
   split,
   window,
   barrier,
 };
 
 // The identity of a collective. Ranks whose signatures for the same step differ have called
-// different collectives. 12 bytes, so that a rank's counters and its history share one cache line.
+// different collectives. 12 bytes, so that a rank's progress, with its last four signatures, fits a
+// cache line (shm::Progress).
 struct Signature {
-  uint8_t kind;   // CollectiveKind
-  uint8_t types;  // data type | reduction << 4
-  uint16_t root;
-  uint32_t countLow;
+  uint8_t kind;       // CollectiveKind
+  uint8_t types;      // data type | reduction << 4
+  uint16_t root;      // 0 if the collective has no root
+  uint32_t countLow;  // Collective::count
   uint32_t countHigh;
 
   bool operator==(const Signature&) const = default;
 };
 static_assert(sizeof(Signature) == 12);
 
-// A reduction operator, resolved, so that no handle of a library has to live.
+// A reduction operator, described by value: no library's handle to it has to be kept.
 struct Operator {
   ncclRedOp_t reduction = ncclSum;
-  bool scaled = false;                  // every rank multiplies its input first
-  const void* scalarAddress = nullptr;  // read at execution; null if `scalar` is used
+  bool scaled = false;                  // each rank first multiplies its input by the scalar
+  const void* scalarAddress = nullptr;  // read when the collective runs; null to use `scalar`
   std::array<std::byte, 8> scalar{};    // one element of the collective's type
 };
 
-// Buffers and `count` are as in NCCL's function of that name.
+// `input`, `output` and `count` are as in the NCCL function that `kind` names.
 struct Collective {
   CollectiveKind kind = CollectiveKind::allReduce;
   const void* input = nullptr;
@@ -54,8 +55,8 @@ struct Collective {
   ncclDataType_t type = ncclInt8;
   int root = 0;
   Operator op{};
-  // Signature of the larger collective that this one is a part of, for peers to compare. Null if
-  // this collective is not a part: then peers compare its own signature.
+  // Signature of the larger collective that this one is a part of. Peers compare it instead of this
+  // collective's own signature. Null if this collective is not a part.
   const Signature* whole = nullptr;
 };
 

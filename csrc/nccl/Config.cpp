@@ -32,9 +32,8 @@ const std::string* kept(const std::string& text) {
   return &*all.insert(text).first;
 }
 
-// Yields the pointer to a member of Config, or null if the header is too old to have it. Config
-// must be a template parameter: only then may the discarded branch name a member that does not
-// exist.
+// Yields the pointer to a member of Config, or null if nccl.h is too old to have it. Config must be
+// a template parameter: only then may the discarded branch name a member that does not exist.
 #define TORCHCOMMS_PG_MEMBER(field, since)        \
   [] {                                            \
     if constexpr (NCCL_VERSION_CODE >= (since)) { \
@@ -166,7 +165,7 @@ void NcclConfig::check(const Library& library) const {
 }
 
 ncclConfig_t NcclConfig::raw(bool blocking) const {
-  // Has the header's layout and version: NCCL reads the fields that it knows.
+  // The initializer stores nccl.h's version and struct size, which tell NCCL what fields to read.
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   for (const auto& [field, value] : numbers_) {
     config.*field->number = value;

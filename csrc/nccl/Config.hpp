@@ -11,28 +11,28 @@
 namespace torchcomms_pg {
 
 // A user's settings for one communicator. Texts are kept until the process ends: NCCL keeps the
-// pointer to commName (src/init.cc, parseCommConfig), and an abandoned communicator outlives this
-// object.
+// pointer to commName (src/init.cc, parseCommConfig), and an abandoned communicator may outlive
+// this object.
 class NcclConfig {
  public:
   struct Field {
     const char* name;    // name in torch's NCCLConfig
     const char* inNccl;  // name in ncclConfig_t
-    int since;           // first version that has it, as ncclGetVersion reports it
+    int since;           // first version with the field, as ncclGetVersion reports it
     int least;           // lower limit of a number that NCCL accepts
     int most;
-    int ncclConfig_t::* number;        // null for a text, or if the header lacks the field
+    int ncclConfig_t::* number;        // null for a text, or if nccl.h lacks the field
     const char* ncclConfig_t::* text;  // null for a number
 
     bool isText() const { return text != nullptr; }
     std::string range() const;  // returns the values that NCCL accepts, in words
   };
 
-  // Returns all fields that this project knows, even if the header it was built with lacks some.
+  // Returns all fields that this project knows, also those that nccl.h lacked at the build.
   static const std::vector<Field>& fields();
 
   // Set a value; nullopt restores NCCL's default. Raise std::invalid_argument for a value that NCCL
-  // would refuse, and for a field that the header lacks.
+  // would refuse, and for a field that nccl.h lacks.
   void setNumber(const Field& field, std::optional<int> value);
   void setText(const Field& field, const std::optional<std::string>& value);
   std::optional<int> number(const Field& field) const;
@@ -42,11 +42,10 @@ class NcclConfig {
   // std::invalid_argument if two values contradict each other.
   void check(const Library& library) const;
 
-  // Returns a copy that names the communicator `name`, if the library supports names.
+  // Returns a copy in which the communicator's name is `name`, if the library supports names.
   NcclConfig named(const Library& library, const std::string& name) const;
 
-  // Returns the library's struct. `blocking` decides whether its calls block, whatever the user has
-  // set.
+  // Returns NCCL's struct. Its texts are never freed. `blocking` replaces the user's setting.
   ncclConfig_t raw(bool blocking) const;
 
  private:

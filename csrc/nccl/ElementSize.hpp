@@ -7,7 +7,7 @@
 
 namespace torchcomms_pg {
 
-// Returns the bytes of one element, or 0 for a type that NCCL does not define.
+// Returns the size of one element in bytes, or 0 for a type that NCCL does not define.
 constexpr size_t elementSize(ncclDataType_t type) {
   switch (type) {
     case ncclInt8:

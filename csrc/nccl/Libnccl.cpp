@@ -27,7 +27,8 @@ constexpr const char* kInstall =
     "nvidia-nccl-cu13, which brings it), or set TORCHCOMM_NCCL_LIBRARY to the path of libnccl.so.2";
 #endif
 
-// Returns the path of the library that the process has mapped, or an empty string if it has none.
+// Returns the path of the library that the process has mapped, or an empty string if the process
+// has mapped none.
 std::string mappedPath(const std::string& soname) {
   struct Search {
     std::string start;  // "libnccl.so": some packages ship it without a number
@@ -109,10 +110,10 @@ Libnccl::Libnccl(void* handle, std::string path, std::string origin)
 }
 
 const Libnccl& Libnccl::keep(void* handle, const std::string& origin) {
-  // dlopen returns the same handle for the same file, by whatever path.
+  // dlopen has returned the same handle if the file was loaded before, even by another path.
   const auto known = libraries().find(handle);
   if (known != libraries().end()) {
-    dlclose(handle);  // the first load keeps it open
+    dlclose(handle);  // the first load keeps the file open
     return *known->second;
   }
   std::unique_ptr<const Libnccl> library(new Libnccl(handle, pathOf(handle), origin));
@@ -121,7 +122,7 @@ const Libnccl& Libnccl::keep(void* handle, const std::string& origin) {
 
 const Libnccl& Libnccl::load(const LibrarySearch& search) {
   const std::lock_guard lock(mutex);
-  // RTLD_LOCAL throughout: NCCL calls its own functions by name, so a copy in the global scope
+  // Loads only with RTLD_LOCAL: NCCL calls its own functions by name, so a copy in the global scope
   // would replace the functions of another copy.
   constexpr int kFlags = RTLD_NOW | RTLD_LOCAL;
   if (!search.path.empty()) {

@@ -8,8 +8,8 @@
 
 namespace torchcomms_pg {
 
-// Name of the library that this build of torch uses. ROCm's RCCL has NCCL's API and numbers its
-// versions like NCCL.
+// File name of the library that this build of torch uses. ROCm's RCCL has NCCL's API and version
+// numbers.
 #ifdef TORCHCOMMS_PG_ROCM
 inline constexpr const char* kNcclSoname = "librccl.so.1";
 #else
@@ -18,8 +18,8 @@ inline constexpr const char* kNcclSoname = "libnccl.so.2";
 
 // Places in which to look for libnccl.
 struct LibrarySearch {
-  std::string path;    // file chosen by the user; if set, nothing else is tried
-  std::string folder;  // folder of the installed NCCL package; may be empty
+  std::string path;    // file chosen by the user; if set, the rest is ignored
+  std::string folder;  // folder of the installed NCCL package; empty if none
   std::string soname = kNcclSoname;
 };
 
@@ -27,18 +27,19 @@ struct LibrarySearch {
 // functions of two copies never mix.
 class Libnccl final : public NcclLibrary {
  public:
-  // Loads the first of these that exists: the chosen path; the copy that the process has already
-  // loaded, which torch then shares; the package's folder; the file that the system's loader finds.
-  // Raises LibraryError. Thread-safe; a file is loaded once.
+  // Loads the chosen path, or if none is set the first of these that can be loaded: the file that
+  // the process has mapped, which is usually torch's; the file of the package; the file that the
+  // system's loader finds. Raises LibraryError if none can be used. Thread-safe; loads each file
+  // once.
   static const Libnccl& load(const LibrarySearch& search);
 
   const std::string& path() const { return path_; }
   int version() const override { return version_; }
 
-  // Returns in words how the library was found.
+  // Returns a text that says how the library was found.
   const std::string& origin() const { return origin_; }
 
-  // Returns NCCL's names of the optional functions that it lacks.
+  // Returns NCCL's names of the optional functions that the library lacks.
   const std::vector<std::string>& missing() const { return missing_; }
 
  private:

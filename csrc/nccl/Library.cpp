@@ -21,7 +21,7 @@ Introduced introduced(Feature feature) {
     case Feature::fail:
     case Feature::missingRanks:
     case Feature::ring:
-    case Feature::probe: break;  // no call needs them
+    case Feature::probe: break;  // no call raises an error for them
   }
   return {"", ""};
 }

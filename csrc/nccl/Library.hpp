@@ -1,8 +1,8 @@
-// The seam: what the project has a library do.
+// The seam between this project and the libraries that communicate for it.
 //
-// Everything above it communicates through a Library: libnccl (nccl/Libnccl.hpp), shared memory
-// (shm/api/Api.hpp) or several hosts (gloo/Api.hpp). connect/ chooses which; others ask what it can
-// do.
+// All code above communicates through a Library: libnccl (nccl/Libnccl.hpp), shared memory
+// (shm/api/Api.hpp) or several hosts (gloo/Api.hpp). connect/ chooses the library. Other code does
+// not distinguish libraries, but asks what a library has().
 #pragma once
 
 #include <chrono>
@@ -18,25 +18,25 @@
 
 namespace torchcomms_pg {
 
-// What a rank does of one point-to-point message: it sends or receives it.
+// One rank's side of a point-to-point message: its send or its receive.
 struct Message {
   bool sending = false;
-  void* buffer = nullptr;  // read only when sending
+  void* buffer = nullptr;  // a send only reads it
   size_t count = 0;
   ncclDataType_t type = ncclInt8;
-  int peer = 0;  // when receiving, kAnyPeer accepts the first sender
+  int peer = 0;  // a receive with kAnyPeer takes the first message to arrive
   int tag = 0;
-  // True if the send ends when the message has been received, and not when the buffer may be
-  // reused. Beyond a few hundred messages that are not yet received, further ones end as if it were
-  // false. The receive of such a message has the same value.
+  // True if the send ends only when the message has been received; else it ends when the buffer may
+  // be reused. Shared memory confirms up to 512 messages to a peer at a time; any further send ends
+  // as if this were false. The send and its receive have the same value.
   bool confirmed = false;
-  // Called once if the call returns ncclSuccess, when the message has been delivered or has failed:
-  // by this call, by moveMessages, or by another call or thread of the library that moves messages.
-  // Never called if the call returns an error. Null if the call orders the message on its stream.
+  // Called once, if run() returns ncclSuccess, when the send or receive has ended or failed: inside
+  // run(), moveMessages() or another call that moves messages, or in a thread of the library. Not
+  // called if run() returns an error. Null if the message runs in the order of the stream.
   void (*done)(void* context, ncclResult_t result, int peer) noexcept = nullptr;
   void* context = nullptr;
-  // True for a message with `done` for which the library wakes no thread, once its peer has all
-  // that it needs of this rank: the caller calls moveMessages or serveMessages for the rest.
+  // True if the library wakes no thread for the message once the peer needs nothing more from this
+  // rank. The caller calls moveMessages() or serveMessages() for the rest. Requires `done`.
   bool deferred = false;
 };
 
@@ -44,24 +44,24 @@ inline constexpr int kAnyPeer = -1;
 
 // The memory that one rank has registered with a window, mapped in this process.
 struct WindowView {
-  std::shared_ptr<std::byte> memory;  // keeps the mapping, also after the window's end
+  std::shared_ptr<std::byte> memory;  // keeps the memory mapped, even after the window's end
   size_t bytes = 0;
 };
 
-// How a rank looks for messages from ranks of other hosts while it waits for nothing: a failure,
-// which commGetAsyncError then reports, or a request to connect.
+// How an idle rank looks for news from ranks of other hosts: a failure, which commGetAsyncError
+// then reports, or a request to connect.
 struct Probe {
-  // Returns true if the ranks that share ring()'s counter must look as well. `thorough` looks for
-  // everything, also if nothing seems to be new. May block; call it from one thread; may outlive
-  // the communicator.
+  // Looks for news. Returns true if the ranks that share ring()'s counter must look as well. With
+  // `thorough`, looks even if the store's count of news is unchanged. May block. Call from one
+  // thread. May be called after the communicator's end.
   std::function<bool(bool thorough)> look;
-  // Turn of this rank: the ranks that share ring()'s counter take turns in looking, one second
-  // each.
+  // This rank's turn, from 0, of `turns`: the ranks that share ring()'s counter take turns in
+  // looking, one second each.
   int turn = 0;
   int turns = 1;
 };
 
-// What some libraries cannot do, or not in every version.
+// Abilities that some libraries, or some versions of libnccl, lack.
 enum class Feature {
   // Functions of NCCL.
   severalIds,  // init() from several unique ids
@@ -76,7 +76,7 @@ enum class Feature {
   memoryStats,
   // Beyond NCCL.
   barrier,   // CollectiveKind::barrier
-  tags,      // messages with tags, from any rank, and with `done`
+  tags,      // messages with a tag or with `done`; receives from any rank
   deferral,  // published, moveMessages, serveMessages; else a thread of the library moves messages
   fail,
   missingRanks,
@@ -84,15 +84,16 @@ enum class Feature {
   probe,  // reads failures, and requests to connect, of ranks on other hosts
 };
 
-// For the text of the error that a call raises if the library lacks a feature: NCCL's functions for
-// the feature, and the first version of NCCL that has them.
+// NCCL's functions for a feature and the first version of NCCL that has them, for the text of
+// errors. Both are empty if no call raises an error for lack of the feature.
 struct Introduced {
   const char* functions;
   const char* version;
 };
 Introduced introduced(Feature feature);
 
-// Error whose text names what was tried, or the library and its fault, and what to do.
+// Error of a library that cannot be loaded or used. The text says what was tried, or names the
+// library and its fault, and says what to do.
 class LibraryError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -101,9 +102,9 @@ class LibraryError : public std::runtime_error {
 // Returns "2.30.7" for 23007.
 std::string versionText(int version);
 
-// A library, for the rest of the process: its threads may outlive every communicator. A method with
-// the name of an NCCL function has its parameters and is as thread-safe. A method of a feature that
-// the library lacks returns ncclInvalidUsage, or what the body below says.
+// A library. It is never destroyed, since its threads may outlive every communicator. A method with
+// the name of an NCCL function has that function's parameters and is as thread-safe. A method of a
+// feature that the library lacks does what the body below does: most return an error.
 class Library {
  public:
   Library() = default;
@@ -114,13 +115,13 @@ class Library {
   virtual bool has(Feature feature) const = 0;
   // Returns the version as ncclGetVersion reports it, e.g. 23007 for 2.30.7.
   virtual int version() const = 0;
-  // Returns the exclusive limit of sigIdx. NCCL guarantees 0 alone.
+  // Returns the number of signals: sigIdx is less. NCCL guarantees only sigIdx 0.
   virtual int signals() const { return 1; }
 
   virtual const char* getErrorString(ncclResult_t result) const = 0;
   virtual const char* getLastError(ncclComm_t comm) const = 0;
 
-  // Communicators. init() joins the ranks that share `ids`.
+  // Communicators. init() makes the communicator of the ranks that pass equal `ids`.
   virtual ncclResult_t getUniqueId(ncclUniqueId*) const { return ncclInvalidUsage; }
   virtual ncclResult_t init(
       ncclComm_t* /*made*/,
@@ -135,7 +136,7 @@ class Library {
   virtual ncclResult_t commAbort(ncclComm_t comm) const = 0;
   virtual ncclResult_t commSplit(
       ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_t* config) const = 0;
-  // Returns the library of a communicator that commSplit made.
+  // Returns the library of a communicator that commSplit made; gloo/ may make one of shared memory.
   virtual const Library& libraryOf(ncclComm_t) const { return *this; }
   // Does what ncclCommShrink does. Shared memory returns ncclInProgress and makes no communicator
   // if this rank would wait past `deadline` for other remaining ranks; NCCL ignores `deadline`.
@@ -164,34 +165,36 @@ class Library {
       const std::vector<int>& /*ranks*/) const {
     return ncclInvalidUsage;
   }
-  // Returns the ranks, ascending, that the oldest unfinished operation of `comm` still waits for.
-  // During initialization these are the ranks that have not joined; after a failure the ranks at
-  // fault, if known. Callable from any thread at any time. Empty without the feature.
+  // Returns the ranks, ascending, for which `comm` waits: in its collective if one runs, otherwise
+  // in calls of windows, otherwise in its oldest message. During initialization these are the ranks
+  // that have not joined; after a failure the ranks at fault, if known. Callable from any thread at
+  // any time. Returns no ranks without the feature.
   virtual std::vector<int> missingRanks(ncclComm_t) const { return {}; }
   // Returns true if the ranks of missingRanks() certainly have not arrived. If false, they may have
-  // arrived and wait for others themselves, or the data they sent is lost on a broken connection.
+  // arrived and wait for other ranks, or their data is lost on a broken connection.
   virtual bool absenceIsCertain() const { return true; }
   virtual Probe probe(ncclComm_t) const { return {}; }
   // Adds `times` to a counter that the ranks of this host share and poll, and returns the sum.
-  // Callable from any thread at any time, also after a failure. 0 without the feature.
+  // Callable from any thread at any time, also after a failure. Returns 0 without the feature.
   virtual uint64_t ring(ncclComm_t, uint64_t /*times*/) const { return 0; }
 
   // Operations, in the order of `stream`.
   //
-  // Runs a collective. Copies the description, and does not check it.
+  // Runs a collective. Copies its description. Only libnccl may check the arguments.
   virtual ncclResult_t run(
       const Collective& collective, ncclComm_t comm, cudaStream_t stream) const = 0;
-  // Sends or receives a message. libnccl matches it by its order alone. Otherwise messages of one
-  // pair and tag are matched in issue order; different tags and different peers do not wait for
-  // each other. A message with `done` is independent of every stream and may not be part of a
-  // group.
+  // Sends or receives a message. libnccl matches a pair's messages by their order alone. Other
+  // libraries match messages of one pair and one tag in issue order; messages of different tags or
+  // peers do not wait for each other. A message with `done` is independent of every stream and may
+  // not be part of a group.
   virtual ncclResult_t run(const Message& message, ncclComm_t comm, cudaStream_t stream) const = 0;
-  // Runs collectives of one type and one operator in one group, up to the first error.
+  // Runs collectives of one type and one operator in one group. Stops at the first error.
   virtual ncclResult_t runGrouped(
       std::span<const Collective> collectives, ncclComm_t comm, cudaStream_t stream) const;
   virtual ncclResult_t groupStart() const = 0;
   virtual ncclResult_t groupEnd() const = 0;
-  // Calls `body` between groupStart and groupEnd. Ends the group also after an error.
+  // Calls `body` between groupStart and groupEnd, and returns the first error. Ends the group even
+  // after an error of `body`.
   template <class Body>
   ncclResult_t grouped(const Body& body) const {
     const auto started = groupStart();
@@ -202,7 +205,7 @@ class Library {
     const auto ended = groupEnd();
     return result != ncclSuccess ? result : ended;
   }
-  // Calls launch(collective) for each in one group, up to the first error.
+  // Calls launch() for each of `collectives` in one group. Stops at the first error.
   template <class Launch>
   ncclResult_t grouped(std::span<const Collective> collectives, const Launch& launch) const {
     return grouped([&] {
@@ -216,14 +219,13 @@ class Library {
     });
   }
 
-  // Returns whether the operation issued last has published all its data for the other ranks, so
-  // that they do not wait for the stream to execute it. Call from the thread that issued it.
+  // Returns whether the last issued operation has published all its data: if so, the other ranks do
+  // not wait for the stream to execute it. Call from the thread that issued the operation.
   virtual bool published(ncclComm_t) const { return false; }
-  // Moves messages with `done` in the calling thread until `ended` returns true. Some message's
-  // `done` makes it true. Returns earlier if the communicator has failed or a signal interrupts the
-  // thread.
+  // Moves messages with `done` in the calling thread until `ended` returns true: a message's `done`
+  // makes it true. Returns earlier after a failure, or if a signal interrupts the thread.
   virtual void moveMessages(ncclComm_t, const std::function<bool()>& /*ended*/) const {}
-  // Has a thread of the library move all messages that were deferred.
+  // Has a thread of the library move all deferred messages.
   virtual void serveMessages(ncclComm_t) const {}
 
   // Memory.
@@ -246,7 +248,7 @@ class Library {
   virtual ncclResult_t commWindowDeregister(ncclComm_t, ncclWindow_t) const {
     return ncclInvalidUsage;
   }
-  // Puts data without a signal into the window of a peer, in host memory.
+  // Puts data into a peer's window of host memory, without a signal.
   virtual ncclResult_t put(
       const void* /*data*/,
       size_t /*count*/,
@@ -267,7 +269,7 @@ class Library {
   virtual ncclResult_t getPeerDevicePointer(ncclWindow_t, size_t, int, void**) const {
     return ncclInvalidUsage;
   }
-  // Sets `view` to the memory of `peer` in a window of host memory. Callable from any thread.
+  // Sets `view` to the memory that `peer` has registered, in host memory. Callable from any thread.
   virtual ncclResult_t windowView(
       ncclComm_t, ncclWindow_t, int /*peer*/, WindowView& /*view*/) const {
     return ncclInvalidUsage;

@@ -5,7 +5,7 @@
 
 namespace torchcomms_pg {
 
-// X(field, function): functions of every NCCL since 2.18. A libnccl that lacks one is refused.
+// X(field, function): functions of every NCCL since 2.18. A libnccl that lacks any is refused.
 #define TORCHCOMMS_PG_NCCL_REQUIRED(X)              \
   X(getVersion, ncclGetVersion)                     \
   X(getUniqueId, ncclGetUniqueId)                   \
@@ -53,7 +53,7 @@ namespace torchcomms_pg {
   X(commResume, ncclCommResume)                     \
   X(commMemStats, ncclCommMemStats)
 
-// The functions of a libnccl. The compiler checks every entry against nccl.h.
+// Table of NCCL's functions. The compiler checks every entry against nccl.h.
 struct NcclApi {
 #define TORCHCOMMS_PG_FIELD(field, function) decltype(&::function) field = nullptr;
   TORCHCOMMS_PG_NCCL_REQUIRED(TORCHCOMMS_PG_FIELD)

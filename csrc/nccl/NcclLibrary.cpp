@@ -6,8 +6,8 @@ namespace torchcomms_pg {
 
 namespace {
 
-// The messages of one direction: one for each rank from `first` to before `last`, `step` bytes
-// apart in memory.
+// The messages that this rank sends, or those that it receives: one for each rank from `first` up
+// to, but without, `last`. Their data are `step` bytes apart.
 struct Side {
   const void* data;
   size_t step;
@@ -38,7 +38,7 @@ ncclResult_t exchange(
   });
 }
 
-// Does the work of ncclAlltoAll, ncclGather or ncclScatter for a library that lacks it.
+// Does the work of ncclAlltoAll, ncclGather or ncclScatter for a library without that function.
 ncclResult_t sendAndReceive(
     const Library& library, const Collective& c, ncclComm_t comm, cudaStream_t stream) {
   int rank = 0;
@@ -95,7 +95,8 @@ ncclResult_t launch(
   return ncclInvalidUsage;
 }
 
-// Calls body(op) with NCCL's handle for an operator. All collectives of `body` have `type`.
+// Calls body(op) with NCCL's handle for an operator, and returns its result. The handle is valid
+// only inside `body`, for collectives of `type`.
 template <class Body>
 ncclResult_t withOperator(
     const NcclApi& api,

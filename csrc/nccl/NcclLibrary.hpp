@@ -8,9 +8,9 @@
 
 namespace torchcomms_pg {
 
-// Calls the functions of a table. If it lacks ncclAlltoAll, ncclGather or ncclScatter, sends
-// messages in one group, as NCCL documents them. Returns ncclInvalidUsage for a barrier, which NCCL
-// lacks: its caller reduces one element instead.
+// Calls the functions of a table. In place of ncclAlltoAll, ncclGather or ncclScatter, if the table
+// lacks them, sends and receives messages in one group, as NCCL's documentation shows. run()
+// returns ncclInvalidUsage for a barrier, which NCCL lacks: callers reduce one element instead.
 class NcclLibrary : public Library {
  public:
   explicit NcclLibrary(const NcclApi& table) : table_(table) {}
@@ -106,7 +106,7 @@ class NcclLibrary : public Library {
   }
 
  protected:
-  NcclLibrary() = default;  // for a class that fills the table
+  NcclLibrary() = default;  // for a subclass that fills the table
 
   NcclApi table_;
 

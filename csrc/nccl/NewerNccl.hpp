@@ -1,4 +1,4 @@
-// nccl.h, with functions and types that versions newer than the header's have.
+// nccl.h, and declarations from newer versions that it may lack.
 #pragma once
 
 #include <nccl.h>
@@ -53,7 +53,7 @@ ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t*
 }
 #endif
 
-// nccl_device.h declares it since 2.29.2, but needs the CUDA headers. Sets a null pointer if loads
-// and stores do not reach the peer.
+// Sets `pointer` to null if loads and stores cannot reach the peer. Declared in nccl_device.h since
+// 2.29.2, which needs the CUDA headers.
 extern "C" ncclResult_t ncclGetPeerDevicePointer(
     ncclWindow_t window, size_t offset, int peer, void** pointer);

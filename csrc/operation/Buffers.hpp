@@ -11,8 +11,8 @@
 
 namespace torchcomms_pg {
 
-// Lets this thread write to `tensor` even if it was made in inference mode. That mode belongs to
-// the caller's thread and may have ended.
+// Lets this thread write to `tensor` even if the tensor was made in inference mode. That mode may
+// be on only in the caller's thread.
 class WritePermission {
  public:
   explicit WritePermission(const at::Tensor& tensor) {
@@ -25,8 +25,8 @@ class WritePermission {
   std::optional<at::AutoDispatchBelowADInplaceOrView> guard_;
 };
 
-// A tensor that the library writes to: the caller's own memory if it is contiguous, otherwise a
-// buffer that copyBack() copies to the tensor.
+// An output tensor, and the memory that the library writes to: the tensor's own if it is
+// contiguous, otherwise a buffer, which copyBack() copies to the tensor.
 class OutputBuffer {
  public:
   explicit OutputBuffer(const at::Tensor& tensor)
@@ -51,7 +51,8 @@ class OutputBuffer {
   at::Tensor buffer_;
 };
 
-// Returns whether the tensors lie one after another in memory, as the chunks of one tensor do.
+// Returns whether the tensors lie one after another in memory, as the chunks of a tensor do. Takes
+// at least one tensor.
 inline bool adjacent(const std::vector<at::Tensor>& tensors) {
   const auto* next = static_cast<const char*>(tensors.front().data_ptr());
   for (const auto& tensor : tensors) {
@@ -72,7 +73,8 @@ inline int64_t totalNumel(const std::vector<at::Tensor>& tensors) {
   return total;
 }
 
-// Several tensors of equal size that the library writes to as one contiguous buffer.
+// Output tensors of equal size, and the contiguous memory that the library writes to: their own if
+// they are adjacent, otherwise a buffer, which copyBack() copies to them.
 class OutputBuffers {
  public:
   explicit OutputBuffers(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {

@@ -1,5 +1,5 @@
-// Checks of arguments. Every check raises before anything is enqueued and names the operation, the
-// argument, the value received and the value wanted.
+// Checks of arguments. Called before anything is enqueued. The error of a failed check names the
+// operation, the argument, the value passed and the value wanted.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,12 +10,11 @@
 
 namespace torchcomms_pg {
 
-// An argument of an operation, or an element of a list argument. Printed as in errors, e.g.
-// "all_gather: tensor_list[2]".
+// An argument, or an element of a list argument. Prints as e.g. "all_gather: tensor_list[2]".
 struct Argument {
-  const char* what;  // the operation
+  const char* what;  // name of the operation
   const char* name;
-  int64_t index = -1;  // -1 if it is not an element
+  int64_t index = -1;  // place in the list; -1 if not an element
 
   Argument operator[](int64_t element) const { return {what, name, element}; }
 };
@@ -25,8 +24,8 @@ std::ostream& operator<<(std::ostream& out, const Argument& argument);
 // elements.
 void checkDense(const Argument& argument, const at::Tensor& tensor, const at::Device& device);
 
-// Checks that `tensor` passes checkDense and that its memory holds its elements themselves, not
-// their conjugates or negatives.
+// Checks that `tensor` passes checkDense() and has neither the conjugate nor the negative bit: its
+// memory holds the elements themselves.
 void checkTensor(const Argument& argument, const at::Tensor& tensor, const at::Device& device);
 
 // Checks that no two elements of the output `tensor` share memory, as elements of an expanded
@@ -34,7 +33,7 @@ void checkTensor(const Argument& argument, const at::Tensor& tensor, const at::D
 void checkWritable(const Argument& argument, const at::Tensor& tensor);
 void checkWritable(const Argument& argument, const std::vector<at::Tensor>& tensors);
 
-// Checks that all of `tensors` pass checkTensor and have the dtype of `like`.
+// Checks that all of `tensors` pass checkTensor() and have the dtype of `like`.
 void checkTensors(
     const Argument& argument,
     const std::vector<at::Tensor>& tensors,
@@ -55,8 +54,8 @@ struct Elements {
   at::ScalarType dtype;
 };
 
-// Checks the messages of a rank to itself in a batch: each receive takes what is sent at the same
-// place in order. NCCL checks neither their number of elements nor their dtype.
+// Checks the messages of a rank to itself in a batch: the first receive takes the first send, and
+// so on. NCCL compares neither their numbers of elements nor their dtypes.
 void checkSelfMessages(
     int rank, const std::vector<Elements>& sent, const std::vector<Elements>& received);
 

@@ -118,14 +118,14 @@ static_assert([] {
   return true;
 }());
 
-// Returns whether the operation has tensors to describe.
+// Returns whether the operation has elements to describe.
 bool hasData(OpKind kind) {
   return kind < OpKind::barrier || kind == OpKind::coalesced || kind == OpKind::tensorRegister ||
          kind == OpKind::put;
 }
 
-// Returns whether all ranks pass the same number of elements. Not so if the operation has lists,
-// whose parts may differ, or if the root alone gives or gets all elements.
+// Returns whether all ranks must pass the same number of elements. False if parts may differ in
+// size, or if only the root passes all ranks' elements.
 bool sameSizes(OpKind kind) {
   switch (kind) {
     case OpKind::allReduce:

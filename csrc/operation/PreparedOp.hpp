@@ -1,4 +1,4 @@
-// An operation before its launch.
+// An operation that has been checked and described, but not launched.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -19,7 +19,7 @@
 
 namespace torchcomms_pg {
 
-// Buffers, and the tensors that are copied there.
+// Pairs of a buffer and the tensor to copy into it.
 using Copies = std::vector<std::pair<at::Tensor, at::Tensor>>;
 
 inline void copyInputs(const Copies& copies) {
@@ -39,29 +39,28 @@ struct PreparedOp {
   Operation op;
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> outputs;
-  // What the library does: several calls, one collective, or the transfer of a send or receive. The
-  // addresses in it are those that the tensors' memory had when the caller passed the tensors: no
-  // tensor's memory may move before the launch, which for a batch is its end.
+  // What the library does: several calls, one collective or one message. Contains addresses of the
+  // tensors' memory, taken when the caller passed the tensors. So no tensor's memory may move
+  // before the launch; a batch is launched when the batch ends.
   std::variant<Calls, Collective, Message> task;
-  // Memory of `task` that no other member keeps.
+  // Tensors whose memory `task` uses and no other member keeps.
   std::vector<at::Tensor> buffers;
-  // Copies into contiguous buffers of `task`, for copyInputs() before the launch, in the order of
-  // the stream: earlier operations may still write to the tensors.
+  // Copies into contiguous buffers of `task`. copyInputs() makes them before the launch, in the
+  // order of the stream, since earlier operations may still write to the tensors.
   Copies copies;
-  // Runs after the launch, in the order of the stream: copies out of temporary buffers, local
-  // reductions.
+  // Runs after `task`, in the order of the stream: copies results or reduces locally. May be null.
   std::function<void()> epilogue;
-  std::vector<PreparedOp> parts;                     // messages of a batch that has messages only
-  std::shared_ptr<std::vector<PreparedOp>> members;  // operations of a batch that a stream orders
-  // Streams of an accelerator. Of a batch: those that go on after the batch, besides the stream in
-  // which it runs. Of a batch's member: the stream in which it was issued.
+  std::vector<PreparedOp> parts;                     // a batch's operations if all are messages
+  std::shared_ptr<std::vector<PreparedOp>> members;  // a batch's operations; null if not ordered
+  // Streams of an accelerator. For a batch: streams that go on after the batch, besides the one in
+  // which it runs. For a member of a batch: the stream in which the member was issued.
   std::vector<c10::Stream> streams;
   std::vector<int64_t> ranks;  // ranks of the new group of a split or shrink, for hooks
   std::string newName;
 
   bool isMessage() const { return std::holds_alternative<Message>(task); }
 
-  // Has the library execute `task` in the order of `stream`.
+  // Has the library execute `task` in the order of `stream`, and returns the library's result.
   ncclResult_t launch(const Library& api, ncclComm_t comm, cudaStream_t stream) const {
     if (const auto* const collective = std::get_if<Collective>(&task)) {
       return api.run(*collective, comm, stream);
@@ -72,7 +71,8 @@ struct PreparedOp {
     return std::get<Calls>(task)(comm, stream);
   }
 
-  // Returns contiguous memory of a tensor's elements: its own, or a buffer for copyInputs().
+  // Returns `tensor` if it is contiguous, or else a buffer that copyInputs() fills with its
+  // elements.
   at::Tensor contiguous(const at::Tensor& tensor) {
     if (tensor.is_contiguous()) {
       return tensor;
@@ -82,8 +82,8 @@ struct PreparedOp {
     return buffer;
   }
 
-  // Returns memory of the elements of all tensors, concatenated: their own if they are adjacent, or
-  // a buffer for copyInputs().
+  // Returns one tensor with the elements of all `tensors`: in their own memory if they are
+  // adjacent, otherwise in a buffer that copyInputs() fills.
   at::Tensor flat(const std::vector<at::Tensor>& tensors) {
     if (adjacent(tensors)) {
       return tensors.front().as_strided({totalNumel(tensors)}, {1});
@@ -97,14 +97,14 @@ struct PreparedOp {
     return buffer;
   }
 
-  // Has copyInputs() fill the buffer of `target`, if it has one, from its tensor.
+  // Has copyInputs() copy the tensor of `target` into its buffer, if `target` has a buffer.
   void fill(const OutputBuffer& target) {
     if (target.needsCopy()) {
       copies.emplace_back(target.buffer(), target.tensor());
     }
   }
 
-  // Returns whether the ranks' parts differ in size, or may differ.
+  // Returns whether the ranks' parts differ in size, or may do so because of splits.
   bool uneven() const {
     switch (op.kind) {
       case OpKind::allGather: return !sameNumel(outputs);
@@ -114,8 +114,7 @@ struct PreparedOp {
     }
   }
 
-  // Sets the tensors and the fields of `op` that describe them. At least one of the lists is not
-  // empty.
+  // Sets the tensors, and the fields of `op` that describe them. `in` or `out` must have a tensor.
   void setTensors(
       std::vector<at::Tensor> in, std::vector<at::Tensor> out, const char* reduceOp = nullptr) {
     for (const auto& input : in) {

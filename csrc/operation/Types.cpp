@@ -38,7 +38,7 @@ bool isBitwise(const ReduceOp& op) {
 }
 
 // Returns the signed type of the same width: torch has no bitwise operations for the wider unsigned
-// types, and the sign does not matter to them.
+// types, and these operations ignore the sign.
 ScalarType bitType(ScalarType dtype) {
   switch (dtype) {
     case ScalarType::UInt16: return ScalarType::Short;
@@ -50,8 +50,8 @@ ScalarType bitType(ScalarType dtype) {
 
 std::optional<ncclRedOp_t> ncclOp(const ReduceOp& op, ScalarType dtype) {
   if (dtype == ScalarType::Bool) {
-    // A bool is 0 or 1 in a byte: a sum would leave that range, so SUM and
-    // PRODUCT mean "or" and "and", as for ProcessGroupNCCL.
+    // A bool is 0 or 1 in a byte, and a sum could be larger. So SUM and PRODUCT mean "or" and
+    // "and", as in ProcessGroupNCCL.
     switch (static_cast<ReduceOp::RedOpType>(op)) {
       case ReduceOp::SUM:
       case ReduceOp::MAX:
@@ -167,7 +167,7 @@ Reduction::Reduction(const char* what, const ReduceOp& op, ScalarType dtype)
     wire_ = {*type, factor};
     return;
   }
-  // torch has no arithmetic for uint16.
+  // Of the dtypes that NCCL lacks, torch has arithmetic for int16 and none for uint16.
   TORCH_CHECK_VALUE(
       isBitwise(op_) || dtype == ScalarType::Short,
       what,

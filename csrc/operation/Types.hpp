@@ -1,4 +1,4 @@
-// Translation of torch's dtypes and reduce operations into NCCL's. No other file translates them.
+// Translates torch's dtypes and reduce operations into NCCL's. No other file does.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,13 +11,14 @@
 
 namespace torchcomms_pg {
 
-// A type of the library; `factor` elements of it carry one element of the torch dtype.
+// A type of the library. One element of the torch dtype is moved as `factor` elements of `type`.
 struct WireType {
   ncclDataType_t type;
   size_t factor;
 };
 
-// Returns the type for operations that only move data. Dtypes that NCCL lacks are moved as bytes.
+// Returns the type for operations that only move data. A complex element is moved as two real ones.
+// Dtypes that NCCL lacks, and float8, which NCCL has only from 2.24 on, are moved as bytes.
 WireType wireType(c10::ScalarType dtype);
 
 // Returns the name of a reduce operation, e.g. "SUM".
@@ -27,23 +28,22 @@ const char* name(const c10d::ReduceOp& op);
 class Reduction {
  public:
   // Chooses how to reduce. Throws ValueError or TypeError, naming `what` (the calling operation),
-  // if the dtype cannot be reduced with the operation.
+  // if `op` cannot reduce the dtype.
   Reduction(const char* what, const c10d::ReduceOp& op, c10::ScalarType dtype);
 
-  // Returns whether the library reduces this pair. If not (bitwise operations, int16), inputs are
-  // gathered and reduced with combine().
+  // Returns whether the library reduces the dtype with the operation. If not (most bitwise
+  // operations, int16), the caller moves the ranks' inputs and reduces them with combine().
   bool onWire() const { return onWire_; }
   WireType wire() const { return wire_; }
   const char* name() const { return torchcomms_pg::name(op_); }
 
-  // Returns the operator for the library. Call only if onWire().
-  // A factor in host memory is copied. A factor on the accelerator is read when the operation runs,
-  // so keep factor() until then.
+  // Returns the operator for the library. Call only if onWire(). Copies a factor in host memory. A
+  // factor on the accelerator is read when the operation runs, so keep factor() until then.
   Operator wireOp() const;
-  const at::Tensor& factor() const { return factor_; }  // undefined but for pre-multiplied sums
+  const at::Tensor& factor() const { return factor_; }  // defined only for pre-multiplied sums
 
-  // Sets out = inputs[0] op inputs[1] op ..., in this order. The first dimension of `inputs` counts
-  // the inputs; the others are the dimensions of `out`.
+  // Sets out = inputs[0] op inputs[1] op ..., in this order. The first dimension of `inputs` is the
+  // number of inputs; `out` has the other dimensions.
   void combine(const at::Tensor& out, const at::Tensor& inputs) const;
 
  private:

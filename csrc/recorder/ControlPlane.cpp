@@ -1,5 +1,6 @@
 // Handlers for torch's debug server, which queries the processes of a job. They run in one of
-// torch's threads and never take the GIL, except for stacks in a file.
+// torch's threads, which never takes the GIL: for a file with stacks, another thread takes the GIL,
+// within a time limit.
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/control_plane/Handlers.hpp>
 

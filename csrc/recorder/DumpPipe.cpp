@@ -27,15 +27,16 @@ namespace {
 struct PipeState {
   std::mutex mutex;
   std::weak_ptr<DumpPipe> pipe;
-  const DumpPipe* latest = nullptr;  // owner of the file
+  const DumpPipe* latest = nullptr;  // the pipe that made the file, or null
 };
 PipeState& pipeState() {
   static PerProcess<PipeState> state;
   return state.get();
 }
 
-// Returns the process that reads the pipe at `path`, by its lock on it, or "" if none does. A killed
-// process holds no lock any more, and a forked child none of its parent's.
+// Returns the name of the process that reads the pipe at `path`, or "" if no process does. The
+// reader locks the pipe. The lock ends with the process, and a forked child does not inherit the
+// lock.
 std::string readerOf(const std::string& path) {
   const int file = open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);
   if (file < 0) {
@@ -57,10 +58,10 @@ std::string readerOf(const std::string& path) {
 
 }  // namespace
 
-// State shared with the pipe's thread. That thread may outlive the pipe by the time of a dump.
+// State shared with the pipe's thread, which may outlive the pipe by the time of a dump.
 struct DumpPipe::Reader {
   int pipe = -1;
-  int end = -1;
+  int end = -1;  // eventfd that ends the thread
   int rank = 0;
 
   Reader() = default;
@@ -87,8 +88,8 @@ struct DumpPipe::Reader {
   }
 
  private:
-  // Returns whether there was anything to read. Reads all that has been written so far, so that
-  // several writes cause one dump.
+  // Reads all that has been written so far, so that several writes cause one dump. Returns whether
+  // there was anything to read.
   bool drain() const {
     std::array<char, 512> text{};
     bool any = false;
@@ -158,7 +159,7 @@ DumpPipe::DumpPipe(const std::string& prefix, int rank)
   if (mkfifo(path_.c_str(), 0666) != 0) {
     failToMake(path_, std::strerror(errno));
   }
-  // Opens it for writing as well, so that no end of file comes when a writer closes it.
+  // Opens the pipe for writing too, so that a writer that closes it causes no end of file.
   reader_->pipe = open(path_.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);
   reader_->end = eventfd(0, EFD_CLOEXEC);
   reader_->rank = rank;
@@ -181,7 +182,7 @@ DumpPipe::~DumpPipe() {
   if (pid_ == getpid()) {
     auto& state = pipeState();
     std::lock_guard lock(state.mutex);
-    if (state.latest == this) {  // otherwise the next group has already made a new one
+    if (state.latest == this) {  // otherwise a later group has made a new pipe
       state.latest = nullptr;
       remove();
     }

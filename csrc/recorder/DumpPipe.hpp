@@ -1,4 +1,4 @@
-// A named pipe that makes the process dump its record when a program writes to it.
+// A named pipe: when a program writes into it, the process dumps its record.
 #pragma once
 
 #include <sys/types.h>
@@ -10,19 +10,19 @@ namespace torchcomms_pg {
 
 class DumpPipe {
  public:
-  // Returns this process's pipe, which exists until its last owner releases it. Its path is
-  // <prefix><rank>.pipe, as for torch's nccl backend, with the prefix of
-  // process_recorder::configure(). Makes the pipe if none exists. Returns null without a prefix,
-  // or, with a warning, if the pipe cannot be made: no group fails for that reason.
+  // Returns this process's pipe, which exists until its last owner releases it. Makes the pipe if
+  // none exists. The pipe's path is <prefix><rank>.pipe, as for torch's nccl backend, with the
+  // prefix from process_recorder::pipePrefix(). Returns null if the prefix is empty. If the pipe
+  // cannot be made, warns and returns null: no group fails for that reason.
   static std::shared_ptr<DumpPipe> hold(int rank);
 
-  // Removes the pipe from the file system before the process exits. Otherwise programs that write
-  // to it would wait forever for a reader.
+  // Removes the pipe from the file system; call this before the process exits. Otherwise programs
+  // that write into the pipe would wait forever for a reader.
   static void removeAtExit() noexcept;
 
-  // Opens the pipe and starts the thread that reads it. Raises std::runtime_error.
+  // Makes the pipe and starts the thread that reads it. Raises std::runtime_error.
   DumpPipe(const std::string& prefix, int rank);
-  // Does not wait for a dump in progress.
+  // Removes the pipe and ends the thread. Does not wait for a dump in progress.
   ~DumpPipe();
   DumpPipe(const DumpPipe&) = delete;
   DumpPipe& operator=(const DumpPipe&) = delete;

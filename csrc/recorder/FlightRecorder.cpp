@@ -1,4 +1,5 @@
-// The only file that includes torch's template: it takes half a minute to compile.
+// The only file that includes torch's template c10d::FlightRecorder, which takes half a minute to
+// compile.
 #include "recorder/FlightRecorder.hpp"
 
 #include <algorithm>
@@ -27,14 +28,14 @@ struct NoEvent {
 };
 using Ring = c10d::FlightRecorder<NoEvent>;
 
-// Prefix of names that every version of torch's analyser accepts: 2.11 accepts only this one and
-// xccl. NCCL's API also defines the recorded operations.
+// Prefix of operation names that every version of torch's analyser accepts. The analyser of torch
+// 2.11 accepts only this prefix and xccl's.
 constexpr const char* kPrefix = "nccl:";
 
 // Time for which a dump waits for events of accelerators: the driver may hang.
 constexpr std::chrono::milliseconds kDriverPatience{500};
 
-// Keys beside c10d's, which readers of its schema ignore.
+// Keys that are not in c10d's schema; readers of the schema ignore them.
 constexpr const char* kCompiling = "compiling";
 constexpr const char* kDetails = "details";
 constexpr const char* kCaptured = "captured";
@@ -50,7 +51,7 @@ struct Pair {
   size_t received = 0;
 };
 
-// Name of a one-sided operation, or "" for messages, and the peer.
+// Name of a one-sided operation, or "" for messages; and the peer's rank in the group.
 using PairKey = std::pair<std::string, int>;
 
 }  // namespace
@@ -62,7 +63,7 @@ struct FlightRecorder::Group {
   int rank = 0;
   size_t issued = 0;
   std::map<PairKey, Pair> pairs;
-  // Sequence numbers of the latest collective in each state.
+  // Sequence numbers of the latest collective in each state; -1 if none.
   std::atomic<int64_t> enqueued{-1};
   std::atomic<int64_t> started{-1};
   std::atomic<int64_t> completed{-1};
@@ -76,8 +77,8 @@ struct Slot {
   FlightRecorder::Group* group = nullptr;
   size_t id = 0;
   size_t opId = 0;
-  int peer = -1;       // -1 if none, or not known yet
-  size_t message = 0;  // number of the message to, or from, the peer
+  int peer = -1;       // -1 for a collective, or while a message's sender is unknown
+  size_t message = 0;  // number, from 1, among the messages to or from `peer`
 
   PairKey pair() const { return {record->direction == Direction::one ? record->op : "", peer}; }
 };
@@ -92,7 +93,7 @@ struct FlightRecorder::State {
   std::vector<Slot> slots;
   size_t next = 0;
   size_t id = 0;
-  std::deque<Group> groups;  // their addresses are stable
+  std::deque<Group> groups;  // a deque, so that their addresses are stable
   decltype(Ring::pg_name_to_ranks_) ranks;
   int rank = -1;
   std::string library;
@@ -135,8 +136,8 @@ struct FlightRecorder::State {
   }
 
   // Describes a message. The analyser takes a message's ranks as positions in its group, and finds
-  // the peer's entry by the sequence number of the collective. So both sides use as this number the
-  // count of messages in one direction.
+  // the peer's entry by the collective's sequence number. So both sides derive this number from the
+  // count of messages in the same direction: odd if the lower rank sends, else even.
   static void describeMessage(const Slot& slot, Ring::Entry& entry) {
     const auto& group = *slot.group;
     const bool sends = slot.record->direction == Direction::send;
@@ -194,7 +195,7 @@ struct FlightRecorder::State {
       entry.pg_name_ = slot.group->pairs.at(slot.pair()).name;
       entry.collective_seq_id_ = slot.message;
       entry.p2p_seq_id_ = record.seq;
-      entry.profiling_name_ = std::string(kPrefix) + "coalesced";  // its sizes are not checked
+      entry.profiling_name_ = std::string(kPrefix) + "coalesced";  // the analyser ignores its sizes
     } else {
       entry.pg_name_ = slot.group->name;
       entry.collective_seq_id_ = record.seq;
@@ -231,7 +232,7 @@ struct FlightRecorder::State {
     return told;
   }
 
-  // Copy in the form of c10d's recorder, the oldest entry first.
+  // A copy of this recorder in the form of c10d's recorder, the oldest entry first.
   struct Snapshot {
     Ring ring;
     std::vector<Stack> stacks;  // Python's stacks of the entries
@@ -271,7 +272,8 @@ namespace {
 
 using Frames = c10::List<c10::IValue>;
 
-// Describes the stacks, by the number of the entry: C++ frames, if recorded, then Python's.
+// Returns the frames of each entry's stack, by the entry's id: C++ frames, if recorded, then
+// Python's.
 std::map<int64_t, Frames> describeStacks(const FlightRecorder::State::Snapshot& from) {
   std::vector<std::vector<Frame>> python(from.stacks.size());
   if (auto* const source = StackSource::get()) {
@@ -303,7 +305,7 @@ std::map<int64_t, Frames> describeStacks(const FlightRecorder::State::Snapshot& 
   return described;
 }
 
-// Writes the details as elements of a JSON list. Texts are names of devices and reductions, which
+// Returns the details as elements of a JSON list. Texts are names of devices and reductions, which
 // need no escapes.
 std::string jsonOf(const std::vector<FlightRecorder::State::Detail>& details) {
   std::string text;
@@ -368,7 +370,7 @@ size_t FlightRecorder::add(Group& group, std::shared_ptr<const OpRecord> record)
   const auto place = state_->next;
   state_->next = place + 1 == state_->slots.size() ? 0 : place + 1;
   auto& slot = state_->slots[place];
-  slot.record.swap(record);  // the old one is freed after the lock is released
+  slot.record.swap(record);  // the old record is freed after the lock is released
   slot.group = &group;
   slot.id = state_->id++;
   slot.opId = ++group.issued;
@@ -376,7 +378,7 @@ size_t FlightRecorder::add(Group& group, std::shared_ptr<const OpRecord> record)
   if (added.peer >= 0) {
     state_->count(slot, added.peer);
   }
-  // Prefetches the record that the next operation will release: it is no longer in the caches.
+  // Prefetches the record that the next call will release, since it is no longer in the caches.
   __builtin_prefetch(state_->slots[state_->next].record.get(), /*write=*/1);
   return place;
 }
@@ -460,7 +462,7 @@ std::string FlightRecorder::json(What what) const {
          text.substr(end);
 }
 
-// Does the same as c10d::FlightRecorder::dump(), but with this recorder's stacks.
+// Does what c10d::FlightRecorder::dump() does, but with this recorder's stacks and additional keys.
 std::string FlightRecorder::pickle(What what) const {
   EventPoller::askNow(kDriverPatience);
   const auto from = state_->snapshot();

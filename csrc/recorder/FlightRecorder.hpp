@@ -15,12 +15,13 @@ namespace torchcomms_pg {
 // Thread-safe.
 //
 // A message is recorded in a group of its two ranks, "<group>:<rank>-<rank>", as if the pair had
-// its own communicator: torch's analyser expects every rank of a group in each of its entries. For
-// the same reason, and since the schema has no names for them, operations on a peer's memory are
-// recorded in a group of the calling rank, "<group>:put <rank>-><rank>".
+// its own communicator: torch's analyser expects all ranks of an entry's group to have that entry.
+// For the same reason, operations on a peer's memory, for which the schema has no names, are
+// recorded in a group of the calling rank alone, such as "<group>:put <rank>-><rank>".
 class FlightRecorder {
  public:
-  // Makes a recorder of the latest `maxEntries` operations; with 0 it records nothing.
+  // Makes a recorder of the latest `maxEntries` operations; if this is 0, it records nothing.
+  // `cppStacks`: records C++ stacks too.
   FlightRecorder(size_t maxEntries, bool cppStacks);
   ~FlightRecorder();
   FlightRecorder(const FlightRecorder&) = delete;
@@ -28,8 +29,8 @@ class FlightRecorder {
 
   struct Group;
 
-  // Adds a group, which the recorder owns. `ranks` are the global ranks of the group's ranks;
-  // `rank` is this rank in the group.
+  // Adds a group, which the recorder owns. `ranks`: by rank in the group, the global rank. `rank`:
+  // this process's rank in the group.
   Group* addGroup(
       const std::string& name,
       const std::string& description,
@@ -39,13 +40,15 @@ class FlightRecorder {
   // Sets the version of the library that executes the operations, for the head of dumps.
   void setLibraryVersion(const std::string& version);
 
-  // Adds an entry and returns its place, which a later entry may take over.
+  // Adds an entry and returns its place in the ring, which a later entry may take over.
   size_t add(Group& group, std::shared_ptr<const OpRecord> record);
+  // Records that the operation has started.
   void start(Group& group, const OpRecord& record);
-  // Counts an operation that a graph has captured. Neither it nor its replays get an entry.
+  // Counts an operation that a graph has captured. Neither the operation nor its replays get an
+  // entry.
   void noteCaptured();
-  // Records that the operation has completed. `source` is the sender of a message, or -1 if
-  // unknown.
+  // Records that the operation has completed. `place`: from add(). `source`: the sender of a
+  // message, or -1 if unknown.
   void complete(Group& group, const OpRecord& record, size_t place, int source);
 
   bool cppStacks() const;
@@ -54,14 +57,13 @@ class FlightRecorder {
   // Drops the entries but keeps the groups.
   void reset();
 
-  // Returns the global rank of this process in the first group, for the file's name, or -1 without
-  // a group.
+  // Returns this process's global rank, which the first group has set, or -1 without a group.
   int rank() const;
 
   struct What {
     bool entries = true;
     bool completed = true;  // include entries of completed operations
-    bool stacks = true;     // include stacks in a pickle, which takes the GIL
+    bool stacks = true;     // include stacks in a pickle; pickle() then takes the GIL
   };
   std::string json(What what) const;
   // Returns a dump that torchfrtrace reads.

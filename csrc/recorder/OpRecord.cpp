@@ -10,7 +10,7 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Returns the length of the UTF-8 character at `place`, or 0 if no valid one begins there.
+// Returns the length in bytes of the UTF-8 character at `place`, or 0 if the bytes are not valid.
 size_t characterAt(const std::string& text, size_t place) {
   const auto byte = [&](size_t i) {
     return place + i < text.size() ? static_cast<unsigned char>(text[place + i]) : 0U;
@@ -22,15 +22,15 @@ size_t characterAt(const std::string& text, size_t place) {
       return 0;
     }
   }
-  // Overlong encodings, UTF-16 surrogates and code points beyond Unicode.
+  // Rejects overlong encodings, UTF-16 surrogates and code points beyond Unicode.
   const bool wrong = (lead == 0xe0 && byte(1) < 0xa0) || (lead == 0xed && byte(1) >= 0xa0) ||
                      (lead == 0xf0 && byte(1) < 0x90) || (lead == 0xf4 && byte(1) >= 0x90) ||
                      lead > 0xf4;
   return wrong ? 0 : length;
 }
 
-// Returns the text with U+FFFD in place of bytes that are not UTF-8: no reader of dumps accepts
-// those.
+// Returns the text with U+FFFD in place of bytes that are not UTF-8, since readers of dumps reject
+// such bytes.
 std::string asUtf8(const std::string& text) {
   std::string valid;
   for (size_t i = 0; i < text.size();) {
@@ -43,7 +43,7 @@ std::string asUtf8(const std::string& text) {
 
 const std::shared_ptr<const OpRecord::Thread>& thisThread() {
   static thread_local const auto thread = std::make_shared<const OpRecord::Thread>(
-      OpRecord::Thread{.name = asUtf8(c10::getThreadName())});  // a system call
+      OpRecord::Thread{.name = asUtf8(c10::getThreadName())});  // a system call, once per thread
   return thread;
 }
 

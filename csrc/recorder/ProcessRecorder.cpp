@@ -34,7 +34,7 @@ struct Shared {
   Instance instance;
   std::mutex writing;
 };
-// Returns the state. Never destroyed: entries hold frames of Python, whose interpreter may end
+// Returns the state. Never destroyed: entries hold Python's frames, and the interpreter may end
 // first. A forked child has its own groups, and so its own record.
 Shared& shared() {
   static PerProcess<Shared> state;
@@ -56,7 +56,7 @@ std::string pickleInTime(
     FlightRecorder::What what,
     std::chrono::milliseconds patience) {
   if (what.stacks) {
-    // Another thread may hold the GIL forever, so this thread must not wait for it.
+    // Another thread may hold the GIL forever, so this thread must not wait for the GIL.
     std::packaged_task<std::string()> task([recorder, what] { return recorder->pickle(what); });
     auto pickle = task.get_future();
     try {

@@ -1,4 +1,4 @@
-// Python's stack of a thread at the time it issued an operation.
+// Python's stack of a thread at the time when the thread issued an operation.
 #pragma once
 
 #include <cstdint>
@@ -14,29 +14,31 @@ struct Frame {
   int64_t line = 0;
 };
 
-using Stack = std::shared_ptr<const void>;  // null if none
+using Stack = std::shared_ptr<const void>;  // null if the thread had no Python stack
 
-// Source of stacks. The bindings implement it for Python, which this side does not depend on.
-// torch::symbolize() cannot replace it: it imports torch._inductor, which takes seconds, in a
-// process that has just failed.
+// Source of stacks. The bindings implement it, so that the recorder does not depend on Python.
+// torch::symbolize() cannot replace it: this function imports torch._inductor, which takes seconds,
+// in a process that has just failed.
 class StackSource {
  public:
   virtual ~StackSource() = default;
-  // Captures the stack of the calling thread.
+  // Captures the stack of the calling thread; null if the thread runs no Python. Takes the GIL.
   virtual Stack capture() = 0;
-  // Describes stacks, the innermost frame of each first.
+  // Returns the frames of each stack, the innermost frame first. Takes the GIL.
   virtual std::vector<std::vector<Frame>> describe(const std::vector<Stack>& stacks) = 0;
 
-  // Returns whether a function in `stack` waits for the end of the operations that it issues, also
-  // through calls: torch's recv() calls irecv().
+  // Returns whether a function in `stack` waits for the end of operations that it issues itself or
+  // through calls. For example, torch's recv() waits for the operation of irecv().
   virtual bool waits(const Stack& stack) = 0;
-  // Returns whether the thread was still in the call with stack `outer` when `inner` was captured.
+  // Returns whether `inner` was captured inside the call in which the thread captured `outer`. Also
+  // true if unknown.
   virtual bool within(const Stack& inner, const Stack& outer) = 0;
-  // Returns whether the thread, given by its pthread_t, now has the stack `stack`, or a deeper one
-  // that begins with it, as in a hook that was called there. Takes the GIL.
+  // Returns whether `thread`, a pthread_t, now has this stack, or a deeper stack that begins with
+  // `stack`, as in a hook. Also true if unknown. Takes the GIL.
   virtual bool stands(uint64_t thread, const Stack& stack) = 0;
 
-  // Sets the source, once, when the module is loaded; it is never freed. get() returns null before.
+  // Sets the source, once, when the module is loaded; the source is never freed. Until then, get()
+  // returns null.
   static void set(StackSource* source) { source_ = source; }
   static StackSource* get() { return source_; }
 

@@ -12,8 +12,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Limit of the time that abort() waits for threads to leave the user's buffers. They notice between
-// two chunks, so this is ample unless a thread is starved.
+// Time limit for threads to leave the user's buffers after a failure. A thread notices the failure
+// between two pieces of data, so the limit is ample unless the thread gets no CPU time.
 constexpr auto kQuietLimit = milliseconds(1000);
 
 int64_t nowInMilliseconds() {
@@ -97,8 +97,8 @@ ncclResult_t Comm::asyncError() const {
   if (revoked()) return active_.load() != 0 ? ncclInProgress : ncclSuccess;
   if (segment_->failed()) return segment_->failure().result;
   if (allJoined()) return ncclSuccess;
-  // Checks the peers' processes: only a waiting thread notices that a rank has died, and while a
-  // caller polls, no thread may wait.
+  // Checks the peers' processes. Otherwise only a waiting thread would notice that a rank has died,
+  // and perhaps no thread waits while the caller polls.
   const int64_t now = nowInMilliseconds();
   int64_t due = nextLifeCheck_.load(std::memory_order_relaxed);
   if (now >= due && nextLifeCheck_.compare_exchange_strong(due, now + 250)) {
@@ -125,7 +125,7 @@ Comm::Turn::Turn(Comm& comm, uint64_t ticket) : comm_(comm), ticket_(ticket) {
   try {
     comm.ticketLock_.await(ticket, *comm.segment_);
   } catch (const NcclError& failure) {
-    comm.fail(failure);  // this ticket is never passed on, and later ones would wait for ever
+    comm.fail(failure);  // this ticket never passes, and later tickets would wait for ever
     throw;
   }
   comm.active_.fetch_add(1);
@@ -174,8 +174,8 @@ void Comm::awaitPlans() {
       planEnded_.wait_for(lock, std::chrono::milliseconds(50));
     }
   }
-  // After a failure a plan may stay in a stream that never reaches it. Such a plan does not touch
-  // buffers any more; only one that runs now may still do so.
+  // After a failure, a stream may never reach a plan. Such a plan no longer touches buffers; only a
+  // plan that is being executed may.
   if (segment_->failed()) awaitQuiet();
 }
 
@@ -222,7 +222,8 @@ void Comm::destroy() {
     try {
       exchange_.checkLastSteps();
     } catch (const NcclError&) {
-      // The segment records the failure for the peers; this rank has no operation left to raise it.
+      // The segment records the failure for the peers. This rank has no operation left that could
+      // raise it.
     }
   }
   pointToPoint_.shutdown("the communicator was destroyed");

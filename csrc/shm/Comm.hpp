@@ -1,4 +1,4 @@
-// A communicator as one rank holds it: what an ncclComm_t points to.
+// One rank's side of a communicator. An ncclComm_t is its handle (api/Handles.hpp).
 #pragma once
 
 #include <atomic>
@@ -23,10 +23,9 @@
 
 namespace torchcomms_pg::shm {
 
-// Owned by the table of handles (Handles.hpp) until it is destroyed or aborted,
-// and by every operation that is still running, so that memory is not unmapped
-// under a blocked thread. Functions may be called from any thread; those that
-// can block say so.
+// The table of handles owns a Comm until its handle is destroyed or aborted. Every operation that
+// still runs owns it, too, so that no memory is unmapped under a blocked thread. Functions may be
+// called from any thread; the comments say which can block.
 class Comm : public std::enable_shared_from_this<Comm> {
  public:
   // Claims `rank` in the segment that `id` names. Does not wait for the other ranks.
@@ -52,33 +51,36 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // Throws NcclError if this process is a fork of the one that joined.
   void checkProcess() const;
 
-  // Returns ncclSuccess, ncclInProgress, or the result with which the communicator has failed.
+  // Returns the result of a failure, ncclInProgress while ranks have not joined, or else
+  // ncclSuccess. After revoke(), returns ncclInProgress until no thread uses the user's buffers.
   ncclResult_t asyncError() const;
 
-  // Declares the communicator failed on every rank; the first failure wins.
+  // Declares the communicator failed on every rank. Only the first failure is kept.
   void fail(const NcclError& failure);
 
   // Executes one collective in the calling thread; blocks. Throws NcclError.
   void run(const Collective& collective);
 
-  // Executes the first half of the collective with `ticket`, if it can be done without waiting, and
-  // returns whether it was done. complete() then follows in the ticket's Turn.
+  // Publishes this rank's data for the collective with `ticket`, if that takes one small step and
+  // no wait. Returns whether the data is published; if so, complete() has to follow.
   bool begin(uint64_t ticket, const Collective& collective) noexcept;
-  // Returns whether a collective is between its halves.
+  // Returns whether begin() has published a collective for which complete() was not yet called.
   bool begun() const { return begun_.load(std::memory_order_relaxed); }
-  // Executes the second half; call in the ticket's Turn. Blocks. Throws NcclError.
+  // Executes the rest of a collective after begin(); call it in the Turn of the same ticket.
+  // Blocks. Throws NcclError.
   void complete(const Collective& collective);
 
-  // Count plans from their issue to their end.
+  // Count the plans that are issued and have not ended.
   void planIssued() { pending_.fetch_add(1, std::memory_order_relaxed); }
   void planEnded();
-  void awaitPlans();  // blocks
+  void awaitPlans();  // blocks until they have ended, or up to 1 s after a failure
 
-  // Returns the ranks that the oldest unfinished operation waits for; after a failure the ranks at
-  // fault, if known.
+  // Returns the ranks that have not joined. If all have joined, returns the ranks that this rank
+  // waits for: in its collective, or else for signals, or else in its oldest message. After a
+  // failure, returns the ranks at fault, if known.
   std::vector<int> missingRanks();
 
-  // Marks an access to the user's buffers, for its lifetime.
+  // Marks, while the object lives, that a thread accesses the user's buffers.
   class Active {
    public:
     explicit Active(Comm& comm) : comm_(comm) { comm_.active_.fetch_add(1); }
@@ -100,26 +102,27 @@ class Comm : public std::enable_shared_from_this<Comm> {
     const uint64_t ticket_;
   };
 
-  void finalize();  // blocks until this rank's plans have ended
-  void destroy();   // likewise
-  void abort();     // blocks a bounded time, while threads leave the user's buffers
-  void revoke();    // likewise
+  void finalize();  // blocks as awaitPlans() does
+  void destroy();   // blocks as awaitPlans() does, and up to 2 s for callbacks of messages
+  void abort();     // blocks up to 3 s, for callbacks and for threads that use the user's buffers
+  void revoke();    // blocks as abort() does
   bool revoked() const { return revoked_.load(); }
   std::string whoAmI() const;  // "rank 1 (pid 4711)"
 
-  // Give out and take back handles of registered buffers; registration has no other effect.
+  // Make and end a handle of a registered buffer. Registration has no other effect.
   void* registerBuffer();
   void deregisterBuffer(void* handle);
 
-  // Publish the id of the communicator that a shrink makes (on the leader), and take it (on every
-  // other survivor; blocks). The result is null if `deadline` passes first.
+  // The lowest surviving rank of a shrink publishes the new communicator's id with offerShrink().
+  // The other survivors wait in takeShrinkOffer(), which returns nullopt once `deadline` has
+  // passed. `excluded` identifies the shrink: a hash of the surviving ranks.
   void offerShrink(uint64_t excluded, const ncclUniqueId& id);
   std::optional<ncclUniqueId> takeShrinkOffer(
       int leader, uint64_t excluded, std::chrono::steady_clock::time_point deadline);
 
  private:
   Comm(std::shared_ptr<Segment> segment, int rank, bool blocking);
-  void leave(Phase phase);  // marks this rank as gone, and wakes the peers
+  void leave(Phase phase);  // publishes that this rank has left, and wakes its peers
   void awaitQuiet();
 
   const std::shared_ptr<Segment> segment_;
@@ -138,8 +141,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
   std::atomic<bool> begun_{false};
   std::atomic<int> active_{0};
   std::atomic<int64_t> pending_{0};
-  mutable std::atomic<bool> ready_{false};         // all ranks have joined
-  mutable std::atomic<int64_t> nextLifeCheck_{0};  // in milliseconds, while ranks are joining
+  mutable std::atomic<bool> ready_{false};         // whether all ranks have joined
+  mutable std::atomic<int64_t> nextLifeCheck_{0};  // steady clock's ms; used while ranks join
   std::atomic<bool> finalized_{false};
   std::atomic<bool> revoked_{false};
 

@@ -23,7 +23,8 @@ WindowView mapPeer(const Comm& comm, int peer, const MemoryAddress& address) {
   try {
     return {mapMemory(address), address.bytes};
   } catch (const NcclError& failure) {
-    comm.waiter().checkPeers([peer](int rank) { return rank == peer; });  // raises if it has died
+    // Raises an error that says more if the peer has left or died.
+    comm.waiter().checkPeers([peer](int rank) { return rank == peer; });
     throw NcclError(
         failure.result,
         std::string(kRegister) + ": memory of rank " + std::to_string(peer) + ": " +
@@ -31,7 +32,7 @@ WindowView mapPeer(const Comm& comm, int peer, const MemoryAddress& address) {
   }
 }
 
-// The windows of all communicators of this process. Their handles are numbered together.
+// The windows of all communicators of this process. Handles are unique in the process.
 struct Registry {
   std::mutex mutex;
   std::map<uintptr_t, std::weak_ptr<const MappedWindow>> windows;
@@ -73,7 +74,7 @@ ncclWindow_t Windows::add(void* buffer, size_t bytes, const std::shared_ptr<Memo
     window->views.push_back(mapPeer(comm_, rank, theirs));
   }
   exchange.close();
-  // Waits until every rank has mapped the memory, which may then be freed.
+  // Waits until every rank has mapped this rank's memory, which the user may then free.
   exchange.open();
   exchange.publish();
   for (int rank = 0; rank < comm_.size(); ++rank) {
@@ -89,7 +90,7 @@ ncclWindow_t Windows::add(void* buffer, size_t bytes, const std::shared_ptr<Memo
 
 void Windows::remove(ncclWindow_t handle) {
   std::shared_ptr<const MappedWindow>
-      window;  // declared before the lock: unmapped after the lock is released
+      window;  // declared before the lock, so that it is destroyed after unlocking
   std::lock_guard lock(mutex_);
   const auto found = windows_.find(reinterpret_cast<uintptr_t>(handle));
   if (found == windows_.end()) {
@@ -228,8 +229,8 @@ ncclResult_t windowRegister(
     try {
       *made = comm->windows().add(buffer, bytes, memory);
     } catch (const NcclError& failure) {
-      // Fails the communicator, since the peers wait for this rank. For example, no file descriptor
-      // is free.
+      // Fails the communicator, since the peers wait for this rank. The error may be this rank's
+      // alone, such as too many open files.
       comm->fail(failure);
       throw;
     }

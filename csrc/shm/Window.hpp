@@ -1,4 +1,4 @@
-// Windows: memory of each rank that its peers write without the rank's taking part.
+// Windows: memory of each rank to which its peers write, without any call of that rank.
 #pragma once
 
 #include <nccl.h>
@@ -19,43 +19,44 @@ namespace torchcomms_pg::shm {
 
 class Comm;
 
-// One window as one rank sees it. Immutable once made.
+// One rank's mappings of all ranks' memory in one window. Never changes.
 struct MappedWindow {
   std::vector<WindowView> views;  // by rank
 };
 
-// The windows of one communicator, and the signals that this rank has waited for. Thread-safe.
+// The windows of one communicator, and the signals for which this rank waits. Thread-safe.
 class Windows {
  public:
   explicit Windows(Comm& comm) : comm_(comm) {}
 
-  // Makes a window. Collective, called in a Comm::Turn. Blocks until every rank has mapped the
-  // memory of all others. `buffer` is part of `memory`. Throws NcclError.
+  // Makes a window of `bytes` bytes at `buffer`, which is part of `memory`; `memory` is null for 0
+  // bytes. All ranks call it, in a Comm::Turn. Blocks until every rank has mapped the memory of all
+  // others. Throws NcclError.
   ncclWindow_t add(void* buffer, size_t bytes, const std::shared_ptr<Memory>& memory);
   // Removes the window on this rank; the peers' mappings stay valid. Throws NcclError.
   void remove(ncclWindow_t handle);
   std::shared_ptr<const MappedWindow> find(ncclWindow_t handle, const char* operation) const;
 
-  // Assigns the peers' next signals to `wait`: waits are satisfied in the order of these calls.
+  // Reserves the peers' next signals for `wait`: waits get signals in the order of these calls.
   void expect(SignalWait& wait);
 
-  // Execute in the calling thread; throw NcclError.
+  // Execute a put or a wait in the calling thread. Throw NcclError.
   void run(const Put& put);
-  void run(const SignalWait& wait);  // after expect(); blocks
+  void run(const SignalWait& wait);  // call after expect(); blocks
 
-  // Returns a window of any communicator of this process.
+  // Returns a window of any communicator of this process, or throws NcclError.
   static std::shared_ptr<const MappedWindow> findAnywhere(
       ncclWindow_t handle, const char* operation);
 
-  // Returns the peers that threads are waiting for.
+  // Returns the peers for whose signals threads wait.
   std::vector<int> missingRanks() const;
 
  private:
   Comm& comm_;
   mutable std::mutex mutex_;  // guards the members below
   std::map<uintptr_t, std::shared_ptr<const MappedWindow>> windows_;
-  std::map<std::pair<int, int>, uint64_t> taken_;  // number expected so far, by peer and signal
-  std::multiset<int> awaited_;                     // peers that threads wait for
+  std::map<std::pair<int, int>, uint64_t> taken_;  // signals reserved so far, by peer and sigIdx
+  std::multiset<int> awaited_;                     // the peer of each waiting thread
 };
 
 // Adds NCCL's functions for windows to the table.

@@ -32,7 +32,7 @@ constexpr int kBacklog = 16;
   throw std::runtime_error(what + ": " + std::strerror(error));
 }
 
-// Returns the address of a path, which the kernel limits to 107 bytes.
+// Returns the socket address of a path, cut to the 107 bytes that the kernel allows.
 sockaddr_un addressOf(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -65,8 +65,8 @@ Folder::Folder(std::string path) : path_(std::move(path)) {
   }
 }
 
-// Names a file relative to the open folder: path_ may be too long for a socket's address, or may
-// lead to another folder by now.
+// Returns a file's path through the open folder's descriptor: path_ may be too long for a socket's
+// address, or may lead to another folder by now.
 std::string Folder::inside(const std::string& name) const {
   return "/proc/self/fd/" + std::to_string(opened_.get()) + "/" + name;
 }
@@ -123,11 +123,11 @@ Descriptor Folder::connect(const Entry& entry) const {
 Descriptor Folder::listen() const {
   const auto entry = own();
   const auto path = inside(entry.name + kSocket);
-  // Gives the socket its name only when it listens, so that a socket that refuses connections is
-  // always a dead process's.
+  // Gives the socket its name only when it listens: a socket under such a name that refuses
+  // connections belongs to a dead process.
   const auto fresh = inside(entry.name + ".new");
   const auto address = addressOf(fresh);
-  // Removes files left by an earlier process with this pid, or by this process with its last group.
+  // Removes files left by an earlier process with this pid, or by this process's previous server.
   unlink(fresh.c_str());
   unlink(inside(entry.name + kRanks).c_str());
   Descriptor made(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));

@@ -1,4 +1,4 @@
-// The folder in which a user's processes put the sockets on which they report their status.
+// The folder with the sockets on which a user's processes report their status.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,8 @@ class Descriptor {
   int number_;
 };
 
-// A rank of a process in a group, by which other processes name the process if it does not answer.
+// A process's rank in a group. Other processes read it from the folder if the process does not
+// answer.
 struct Membership {
   uint64_t group = 0;  // see MemberStatus::id
   int64_t rank = 0;    // global rank
@@ -36,36 +37,36 @@ struct Membership {
 };
 
 // The files of one process in the folder: "PID-NAMESPACE.socket", and "PID-NAMESPACE.ranks" with a
-// line "GROUP RANK" for each group. They outlive a process that is killed.
+// line "GROUP RANK" for each group. The files outlive a process that is killed.
 struct Entry {
   std::string name;  // without the extension
   uint32_t pid = 0;
-  uint32_t pidSpace = 0;
+  uint32_t pidSpace = 0;  // the process's pid namespace
 };
 
-// Thread-safe. Every function raises std::runtime_error with what is wrong with the folder.
+// A user's folder of sockets. Thread-safe. Functions raise std::runtime_error with the reason if
+// they fail, except memberships(), which returns an empty list, and remove().
 class Folder {
  public:
-  // Opens the folder `path`, and makes it if it does not exist. Refuses a folder that is another
-  // user's or open to others.
+  // Opens the folder `path`, and makes it if it does not exist. Raises if the folder belongs to
+  // another user, or is open to other users.
   explicit Folder(std::string path);
 
   const std::string& path() const { return path_; }
   std::vector<Entry> entries() const;
   std::vector<Membership> memberships(const Entry& entry) const;
 
-  // Makes this process's listening socket. Replaces one of the same name on which no process
-  // listens.
+  // Makes this process's listening socket. Replaces the files of an earlier process with this pid.
   Descriptor listen() const;
-  // Adds to the memberships of this process.
+  // Adds a membership of this process.
   void add(const Membership& membership) const;
   // Removes the files of this process.
   void remove() const noexcept;
-  // Removes the files of dead processes, except those with a group in which a process still lives.
+  // Removes the files of each dead process, unless a living process is in one of its groups.
   void sweep() const;
 
-  // Connects to the socket without waiting. Returns an empty descriptor if no process listens on
-  // it.
+  // Connects to the process's socket without waiting. Returns an empty descriptor if no process
+  // listens.
   Descriptor connect(const Entry& entry) const;
 
   static Entry own();
@@ -77,7 +78,7 @@ class Folder {
   Descriptor opened_;
 };
 
-// Returns whether the process at the other end belongs to this user.
+// Returns whether the process at the other end of the connection belongs to this user.
 bool ofThisUser(int socket);
 
 }  // namespace torchcomms_pg::status

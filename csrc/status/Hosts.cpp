@@ -25,24 +25,23 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// Interval at which the answering process of a host looks into the store; interval at which each
-// process checks whether it is that one.
+// kStoreLook: interval at which the answering process of a host looks into the store. kTurn:
+// interval at which each process checks whether it is the answering one.
 constexpr milliseconds kStoreLook{250};
 constexpr milliseconds kTurn{1000};
 
-// Limit of the wait for a host's processes; the limit for Python is smaller (StatusServer).
+// Limit of the wait for this host's processes, which wait less for Python (StatusServer.cpp).
 constexpr milliseconds kGather{500};
 
-// Limit of the wait for the previous question's thread, which leaves the store sooner unless that
-// hangs.
+// Limit of the wait for the previous question's thread, which ends sooner unless the store hangs.
 constexpr milliseconds kLeaving{100};
 
-// Interval at which the asking host polls for answers, and its increase for each other host, since
-// one process serves all of them.
+// Interval at which the asking host polls for answers, and its increase for each other host: one
+// process serves the store for all hosts.
 constexpr milliseconds kPoll{10};
 constexpr std::chrono::microseconds kPollOfHost{200};
 
-// Keys. Each answer of a host replaces its last one, so that the store does not grow.
+// Keys in the store. A host's answer replaces its previous one, so that the store does not grow.
 constexpr const char* kAsked = "torchcomms_pg/status/asked";
 constexpr const char* kHosts = "torchcomms_pg/status/hosts";
 std::string keyOfHost(int64_t number) {
@@ -52,13 +51,13 @@ std::string keyOfAnswer(const std::string& place) {
   return "torchcomms_pg/status/answer/" + place;
 }
 
-// This process's locks on the folder's file of turns, one byte for each store. They end with the
-// process, and a forked child has none. One descriptor serves all, since closing any descriptor of
-// the file releases all locks.
+// This process's locks on the folder's file of turns, one byte for each store. The locks end with
+// the process, and a forked child has none. One descriptor serves all stores, since closing any
+// descriptor of the file releases all locks.
 class Turns {
  public:
-  // Returns whether this process answers for its host: it has the turn, or the process that has it
-  // is stopped.
+  // Takes the turn if it is free. Returns whether this process answers for its host: it has the
+  // turn, or the process with the turn is stopped.
   bool have(const Folder& folder, const std::string& store) {
     std::lock_guard lock(mutex_);
     if (file_ < 0) {
@@ -129,10 +128,10 @@ struct Hosts::State {
   std::condition_variable wake;
   bool stop = false;
 
-  // State of a question to the other hosts, under the mutex.
-  bool asking = false;  // a thread may be in the store
-  uint64_t asked = 0;   // number of questions
-  bool done = false;    // the last question has all its answers
+  // State of the latest question to the other hosts, guarded by `mutex`.
+  bool asking = false;  // a question's thread runs
+  uint64_t asked = 0;   // number of the open question; take() increments it to close the question
+  bool done = false;    // no more answers will arrive
   Told told;
 
   // Answers the questions of other hosts until `stop`. Raises the store's errors.
@@ -148,7 +147,7 @@ struct Hosts::State {
 
   void listenInTurns() {
     const Folder folder(StatusServer::folder());
-    std::unique_ptr<SharedBoard> board;  // set if it is this process's turn
+    std::unique_ptr<SharedBoard> board;  // set since this process first had the turn
     int64_t heard = 0;
     Clock::time_point looked{};
     bool answers = false;
@@ -163,8 +162,8 @@ struct Hosts::State {
         if (!board) {
           board = makeBoard();
           enter(*board);
-          // The latest question may still be open, since the process that answered before may have
-          // ended before it answered.
+          // Answers the latest question, too: the process with the previous turn may have ended
+          // before it answered.
           heard = std::max<int64_t>(board->add(kAsked, 0) - 1, 0);
         }
         if (const auto count = board->add(kAsked, 0); count > heard) {
@@ -186,7 +185,8 @@ struct Hosts::State {
     }
   }
 
-  // Collects the answers to a question, until another one is asked.
+  // Asks the other hosts, and publishes their answers until all have arrived, `until` has passed,
+  // or the question is closed.
   void collect(uint64_t question, Clock::time_point until) {
     const auto board = makeBoard();
     const auto number = board->add(kAsked, 1);
@@ -243,15 +243,15 @@ Hosts::Hosts(std::string store, MakeBoard makeBoard)
     try {
       state->listen();
     } catch (const std::exception&) {
-      // The store ended with the process that serves it, or no descriptor is free: other hosts
-      // report that this one does not answer.
+      // The store ended with the process that serves it, or no descriptor is free. Other hosts
+      // report that this host does not answer.
     }
   });
 }
 
 Hosts::~Hosts() {
   if (state_->pid != host::processId()) {
-    return;  // this copy is the parent's, whose thread may hold the lock
+    return;  // a forked child; a thread of the parent may have held the lock
   }
   {
     std::lock_guard lock(state_->mutex);
@@ -307,7 +307,7 @@ Hosts::Told Hosts::take(
     }
     return over;
   });
-  ++state_->asked;  // ends the question for its thread, too
+  ++state_->asked;  // closes the question, so that its thread ends
   state_->wake.notify_all();
   return state_->told;
 }

@@ -12,10 +12,10 @@
 
 namespace torchcomms_pg::status {
 
-// This process's part in that exchange, for one store. On each host one process at a time looks
+// This process's part in the exchange through one store. On each host one process at a time looks
 // into the store four times a second, in a separate thread. If another host asks, that process
-// answers for all processes of its host. When it is stopped or gone, another process takes over.
-// Thread-safe.
+// answers for all processes of its host. If that process is stopped or gone, another process of the
+// host takes over. Thread-safe.
 class Hosts {
  public:
   using MakeBoard = std::function<std::unique_ptr<SharedBoard>()>;  // opens a connection
@@ -34,8 +34,9 @@ class Hosts {
     std::vector<HostStatus> hosts;
     std::vector<UnreachedHost> unreached;
   };
-  // ask() asks all other hosts. take() returns their answers, when all have arrived, at `until`, or
-  // as soon as `enough`, which is called with each answer, returns true.
+  // ask() asks all other hosts, in a separate thread, which collects answers until `until`. take()
+  // waits for the answers and returns them: when all have arrived, when `enough` returns true for
+  // one of them, or at `until`.
   void ask(std::chrono::steady_clock::time_point until);
   Told take(
       std::chrono::steady_clock::time_point until,

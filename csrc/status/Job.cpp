@@ -102,8 +102,8 @@ std::vector<UnreachedHost> Job::unreached() const {
   return missing_.empty() ? std::vector<UnreachedHost>() : unreached_;
 }
 
-// Finds the groups of the job: the asked process's groups, and then again and again the other
-// groups of each process that is in a group of the job.
+// Finds the job's groups: the asked process's groups, and all groups of each process that is in a
+// group of the job, again and again until no group is added.
 void Job::findJob() {
   std::vector<const ProcessStatus*> others;
   for (const auto& host : hosts_) {
@@ -167,7 +167,7 @@ void Job::addSilent(const HostStatus& host, const SilentProcess& silent) {
   }
 }
 
-// Notes the ranks on which no process has reported.
+// Notes the ranks whose processes are not known.
 void Job::noteMissing() {
   std::set<int64_t> known;
   for (const auto& rank : ranks_) {
@@ -229,7 +229,8 @@ Silent Job::silentOf(uint64_t id, int64_t rank) const {
                          : "no process tells of it: it may be on a host that has not answered"};
 }
 
-// Diagnoses the group's oldest operation. Returns nullopt if no operation is old.
+// Diagnoses the group's oldest awaited operation, or its oldest one if none is awaited. Returns
+// nullopt if no operation is late, or if that operation may have ended.
 std::optional<Job::Finding> Job::judge(const Group& group) const {
   // An operation of at least this age was issued before the first rank was asked.
   const auto least = std::max(question_.lateMs, question_.tookMs);
@@ -273,7 +274,7 @@ std::optional<Job::Finding> Job::judge(const Group& group) const {
   request.compileLeftMs = std::numeric_limits<int64_t>::max();
   finding.verdict = torchcomms_pg::judge(request, answers, silent);
   if (op.endsUnseen && finding.verdict.extensionMs > 0 && finding.verdict.missing.empty()) {
-    return std::nullopt;  // a message for which no rank waits
+    return std::nullopt;  // a message whose ranks have arrived, and which may have ended
   }
   return finding;
 }

@@ -1,5 +1,5 @@
-// Combines what the processes of a job have reported: which rank is in which group, and which rank
-// waits for which, by the rule of blame (monitor/Blame.hpp).
+// Combines the reports of a job's processes: which rank is in which group, and which rank waits for
+// which, by the rule of blame (monitor/Blame.hpp).
 #pragma once
 
 #include <cstdint>
@@ -22,17 +22,17 @@ struct UnreachedHost {
 };
 
 struct JobQuestion {
-  uint32_t pid = 0;    // of the asked process, whose groups define the job
-  std::string host;    // its host
+  uint32_t pid = 0;    // the asked process, whose groups define the job
+  std::string host;    // the asked process's host, as ownPlace() returns it
   int64_t lateMs = 0;  // an operation of at least this age counts as late
   int64_t tookMs = 0;  // time from the first question to the last answer
 };
 
-// Returns the host's name, without what ownPlace() adds to it.
+// Returns the host's name, without the boot and namespace that ownPlace() adds.
 std::string nameOfHost(const std::string& place);
 
-// Keeps references to its arguments. Ignores operations that were issued while the answers were
-// collected, since the ranks' reports are of different times.
+// A job, by the reports of its processes. Keeps references to its arguments. Diagnoses no operation
+// that was issued while the answers were collected, since ranks report at different times.
 class Job {
  public:
   // What is known of one rank of a group.
@@ -42,18 +42,18 @@ class Job {
     const MemberStatus* told = nullptr;
   };
 
-  // The diagnosis of a group's oldest operation.
+  // The diagnosis of a group's oldest awaited operation, or of its oldest one if none is awaited.
   struct Finding {
-    int rank = 0;  // the rank that has waited longest
+    int rank = 0;  // rank of the group that has issued the operation
     const OpInFlight* op = nullptr;
     Verdict verdict;
   };
 
   struct Group {
     uint64_t id = 0;
-    const MemberStatus* any = nullptr;  // some member's status, for what all have in common
+    const MemberStatus* any = nullptr;  // some member's status, for what all members share
     std::map<int, Member> members;      // members that have answered, by rank in the group
-    std::optional<Finding> waits;       // nullopt if no rank has waited long
+    std::optional<Finding> waits;       // nullopt if no operation is late
   };
 
   // A process that does not answer, and its host.
@@ -73,21 +73,21 @@ class Job {
   bool healthy() const { return healthy_; }
   // Returns the groups without the unused ones, largest first.
   std::vector<const Group*> groups() const;
-  // Returns whether the group is the part for a device on which no rank has issued anything. For
-  // example, a group in the place of Gloo has a part for CUDA also on a host without CUDA.
+  // Returns whether the group is a c10d group's part for an accelerator that no rank has used. For
+  // example, a group in the place of Gloo has a part for CUDA even on hosts without CUDA.
   bool isUnused(uint64_t id) const { return unused_.contains(id); }
   // Returns the ranks that answer, with `told` null.
   const std::vector<Member>& ranks() const { return ranks_; }
   const std::vector<Quiet>& quiet() const { return quiet_; }
-  // Returns the global ranks on which no process has reported.
+  // Returns the global ranks whose processes are not known.
   const std::set<int64_t>& missing() const { return missing_; }
-  // Returns the hosts that have not answered, if ranks are missing. Otherwise returns none, since
-  // the store also names hosts that have left the job.
+  // Returns the hosts that have not answered; none if no rank is missing, since the store also
+  // names hosts that have left the job.
   std::vector<UnreachedHost> unreached() const;
 
-  // Return what is known of a rank of the group that is not among its `members`. quietOf(): the
-  // process, if it does not answer. elsewhere(): the rank, if it answers but has no such group.
-  // Both are null otherwise. silentOf(): the same in words.
+  // Return what is known of a global rank that is not among the `members` of group `id`. quietOf()
+  // returns its process if the process does not answer, and elsewhere() the rank if it answers but
+  // is not in the group; otherwise they return null. silentOf() returns the same in words.
   const Quiet* quietOf(uint64_t id, int64_t rank) const;
   const Member* elsewhere(int64_t rank) const;
   Silent silentOf(uint64_t id, int64_t rank) const;
@@ -108,10 +108,10 @@ class Job {
   std::string store_;
   std::string run_;
   std::string version_;
-  std::set<uint64_t> job_;  // ids of its groups
+  std::set<uint64_t> job_;  // ids of the job's groups
   std::map<uint64_t, Group> groups_;
   std::vector<Member> ranks_;
-  std::map<std::pair<uint64_t, int64_t>, Quiet> silent_;  // by group and rank
+  std::map<std::pair<uint64_t, int64_t>, Quiet> silent_;  // by group's id and global rank
   std::vector<Quiet> quiet_;
   std::set<int64_t> missing_;
   std::set<uint64_t> unused_;  // ids of groups

@@ -72,7 +72,7 @@ class Report {
   }
 
   static void writeGroup(Json& json, const Job::Group& group) {
-    // may exceed the integers that JSON readers represent exactly
+    // Writes text, since an id may exceed the integers that JSON readers represent exactly.
     json.field("id", std::to_string(group.id));
     json.field("name", printable(group.any->name));
     json.field("description", printable(group.any->description));
@@ -84,7 +84,7 @@ class Report {
       least = std::min(least, member.told->collectives);
       most = std::max(most, member.told->collectives);
     }
-    // Ranks report at different times, so that their numbers also differ in a healthy job.
+    // Ranks report at different times, so their numbers may differ in a healthy job, too.
     json.objectField("completed_collectives", [&] {
       json.field("least", least);
       json.field("most", most);

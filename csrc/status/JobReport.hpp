@@ -17,7 +17,7 @@ class Roll {
  public:
   explicit Roll(const JobQuestion& asked) : asked_(asked) {}
 
-  // Records the ranks of a host. Call it first with the asked process's host.
+  // Records the ranks of a host. The first call must be for the asked process's host.
   void add(const HostStatus& host);
   // Returns whether every rank of the job's groups has reported, or its process is known not to
   // answer.
@@ -33,13 +33,13 @@ class Roll {
   }
 
   const JobQuestion asked_;
-  std::set<uint64_t> job_;                // ids of its groups
-  std::list<ProcessStatus> unconnected_;  // processes that share none of these groups
+  std::set<uint64_t> job_;                // ids of the job's groups
+  std::list<ProcessStatus> unconnected_;  // processes in none of these groups
   std::set<Rank> heard_;
   std::set<Rank> wanted_;
 };
 
-// Writes the job's status as JSON, in the form of docs/status.md.
+// Returns the job's status as JSON, in the form that docs/status.md describes.
 std::string report(
     const std::vector<HostStatus>& hosts,
     const std::vector<UnreachedHost>& unreached,

@@ -12,10 +12,10 @@
 
 namespace torchcomms_pg::status {
 
-// Builds JSON from the outside in: each call that opens an object or list also closes it.
+// Builds one JSON text. Each call that opens an object or list also closes it.
 class Json {
  public:
-  // Writes an object: `body` calls field().
+  // Write an object, whose fields `body` writes, and a list, whose elements `body` writes.
   template <class Body>
   void object(Body&& body) {
     within('{', '}', body);
@@ -78,7 +78,7 @@ class Json {
   void write(const char* value) { write(std::string(value)); }
   void write(double value) {
     char digits[64];  // std::to_chars ignores the locale, which may have a decimal comma
-    // Seconds, to the microsecond.
+    // Rounds to six decimals. Writes 0 if the number is not finite, or too large.
     const auto number = std::isfinite(value) && std::abs(value) < 1e9 ? value : 0;
     const auto rounded = std::round(number * 1e6) / 1e6;
     const auto end =
@@ -96,7 +96,7 @@ class Json {
       for (const auto& each : values) element(each);
     });
   }
-  // Passes on bytes that are not UTF-8, which the reader has to replace.
+  // Does not check for UTF-8: a reader has to replace invalid bytes.
   void write(const std::string& value) {
     text_ += '"';
     for (const char letter : value) {

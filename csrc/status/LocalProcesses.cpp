@@ -19,13 +19,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// Interval at which silent processes are checked for being stopped.
+// Interval of checks whether the processes without an answer are stopped.
 constexpr milliseconds kLook{50};
 
-// A process that is asked.
+// A process that is being asked.
 struct Asked {
   Entry entry;
-  Descriptor socket;  // empty if no process listens, or when the answer has ended
+  Descriptor socket;  // empty if no process listens, or after the answer
   std::string answer;
   bool listens = false;
 };
@@ -57,7 +57,7 @@ SilentProcess describeSilent(const Asked& asked, const Folder& folder) {
   return silent;
 }
 
-// Reads the available bytes. Returns whether the answer has ended.
+// Reads the available bytes of the answer. Returns whether no more will follow.
 bool readSome(Asked& asked) {
   char buffer[65536];
   for (;;) {
@@ -92,7 +92,7 @@ HostStatus gather(const Folder& folder, milliseconds patience) {
     const std::string question = kOfProcess;
     if (asked.listens &&
         send(asked.socket.get(), question.data(), question.size(), MSG_NOSIGNAL) < 0) {
-      asked.socket = Descriptor();  // its backlog is full
+      asked.socket = Descriptor();  // the process's backlog is full
     }
     all.push_back(std::move(asked));
   }

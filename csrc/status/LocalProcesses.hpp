@@ -8,11 +8,12 @@
 
 namespace torchcomms_pg::status {
 
-// Returns the host's name with its boot and pid namespace, which distinguish hosts of equal name.
+// Returns the host's name with its boot and pid namespace, which distinguish hosts of one name.
 std::string ownPlace();
 
-// Asks all processes of the folder, this one included, at the same time. Returns when all except
-// stopped ones have answered, or after `patience`. Raises the folder's errors.
+// Asks all processes of the folder, including this one, at the same time. Returns this host's
+// status when all processes except stopped ones have answered, or after `patience`. Raises the
+// folder's errors.
 HostStatus gather(const Folder& folder, std::chrono::milliseconds patience);
 
 }  // namespace torchcomms_pg::status

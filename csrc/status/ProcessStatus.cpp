@@ -8,7 +8,7 @@ namespace torchcomms_pg::status {
 
 namespace {
 
-// Limit of the number of ranks of a group, against damaged texts.
+// Limit of the number of ranks of a group, in case a text is damaged.
 constexpr uint64_t kMostRanks = 1 << 20;
 
 std::vector<Run> runsOf(const std::vector<int64_t>& ranks) {
@@ -28,7 +28,7 @@ std::vector<Run> runsOf(const std::vector<int64_t>& ranks) {
   return runs;
 }
 
-// Returns false if the runs have too many ranks.
+// Appends the ranks of the runs to `ranks`. Returns false if they are more than kMostRanks.
 bool spread(const std::vector<Run>& runs, std::vector<int64_t>& ranks) {
   for (const auto& run : runs) {
     if (run.count > kMostRanks || ranks.size() + run.count > kMostRanks) {

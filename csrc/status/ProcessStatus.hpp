@@ -1,5 +1,5 @@
-// What a process reports as its status: what the rule of blame needs (monitor/RankStatus.hpp), and
-// what people want to see. Independent of torch.
+// A process's report of its status: fields for the rule of blame (monitor/RankStatus.hpp), and
+// fields for people. Independent of torch.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@ namespace torchcomms_pg::status {
 // An operation that has not ended.
 struct OpInFlight {
   std::string text;
-  uint64_t seq = 0;         // place among the group's collectives; 0 if it is no collective
+  uint64_t seq = 0;         // number among the group's collectives; 0 if not a collective
   std::string signature;    // see RankStatus
   int64_t ageMs = 0;        // time since its issue
-  int64_t timeoutMs = 0;    // the operation's
+  int64_t timeoutMs = 0;    // the operation's timeout
   bool waits = false;       // a thread, a queue or the holder of a future may wait for its end
-  bool endsUnseen = false;  // may have ended unnoticed once all ranks have arrived
-  std::string calledAt;     // the line of Python that issued it, if known
+  bool endsUnseen = false;  // may have ended unnoticed if all ranks have arrived
+  std::string calledAt;     // the line of Python that issued it; may be empty
   Wait wait;
 
   static void fields(auto& self, auto& visit) {
@@ -39,7 +39,7 @@ struct OpInFlight {
   }
 };
 
-// Ranks first, first + step, ...: `count` of them.
+// Part of a list of ranks: `count` ranks, namely first, first + step, first + 2 * step and so on.
 struct Run {
   int64_t first = 0;
   int64_t step = 0;
@@ -48,8 +48,8 @@ struct Run {
   static void fields(auto& self, auto& visit) { visit(self.first, self.step, self.count); }
 };
 
-// Kinds of collectives that are counted separately: the kinds that NCCL counts, others under NCCL's
-// names, and the rest, such as batches.
+// Kinds of collectives that are counted separately: the five kinds that NCCL's RAS counts, four
+// more kinds, and the rest, such as batches.
 inline constexpr const char* kLaunchKinds[] = {
     "Broadcast",
     "Reduce",
@@ -72,15 +72,15 @@ struct MemberStatus {
   int rank = 0;                // in the group
   std::vector<int64_t> ranks;  // global ranks, by rank in the group; sent as `runs`
   std::vector<Run> runs;
-  bool queues = false;             // operations are queued on a device
+  bool queues = false;             // true if operations are queued on a device
   uint64_t collectives = 0;        // number of collectives that have ended
   std::vector<uint64_t> launched;  // numbers of issued collectives, by kLaunchKinds
-  std::string lastCompleted;       // the last operation that has ended; may be empty
-  std::string failure;             // reason why the group has failed on this rank
+  std::string lastCompleted;       // the last operation that has ended, or ""
+  std::string failure;             // reason why the group has failed on this rank, or ""
   int64_t relaxedMs = 0;           // see RankStatus
-  uint64_t inFlight = 0;  // number of operations; `ops` has the oldest and the awaited ones
+  uint64_t inFlight = 0;           // number of operations; `ops` has the oldest and awaited ones
   std::vector<OpInFlight> ops;
-  Lateness lateness;  // of the group's ranks, as this rank judged last; empty before
+  Lateness lateness;  // this rank's latest judgement of the group; empty before
 
   static void fields(auto& self, auto& visit) {
     visit(
@@ -103,7 +103,7 @@ struct MemberStatus {
   }
 };
 
-// A rank of the job: a process, or a thread of one whose ranks are threads.
+// A rank of the job: a process, or a thread if the ranks are threads of one process.
 struct RankActivity {
   int64_t rank = 0;  // global rank
   std::vector<MemberStatus> groups;
@@ -118,8 +118,8 @@ struct ProcessStatus {
   std::string version;          // of torchcomms_pg
   std::string store;            // address of the job's store, such as "127.0.0.1:29500"
   std::string run;              // id of the run from the launcher; may be empty
-  std::string threads;          // where Python's threads are, a line for each
-  int64_t pythonSilentMs = -1;  // time for which Python has not answered; -1 if it has
+  std::string threads;          // where Python's threads are, one line each
+  int64_t pythonSilentMs = -1;  // time since Python was asked; -1 if it has answered
   int64_t compilingMs = -1;     // see RankStatus
   int64_t compiledMs = -1;
   std::vector<RankActivity> ranks;
@@ -139,10 +139,10 @@ struct ProcessStatus {
   }
 };
 
-// A process that has a socket, but does not answer.
+// A process that has a socket in the folder, but does not answer.
 struct SilentProcess {
   uint32_t pid = 0;
-  std::string text;   // what is known of it
+  std::string text;   // what is known of it, for people
   std::string state;  // "stopped", "dead" or "silent"
   std::vector<Membership> memberships;
 
@@ -160,8 +160,8 @@ struct HostStatus {
   static void fields(auto& self, auto& visit) { visit(self.host, self.processes, self.silent); }
 };
 
-// Encode and decode. Decoding returns nullopt if `text` is damaged, or is another version's. Long
-// lists of ranks are sent once, as runs.
+// Encode and decode a status. Decoding returns nullopt if `text` is damaged or of another version.
+// The ranks of a group are encoded once, as runs.
 std::string encode(ProcessStatus status);
 std::optional<ProcessStatus> decodeProcess(const std::string& text);
 std::string encode(HostStatus status);

@@ -1,7 +1,7 @@
 // Questions and answers on the sockets of processes.
 //
 // A question is a line, "process" or "job LATE_MS WAIT_MS". The answer is a line "ok BYTES" and as
-// many bytes, or a line "no WHY"; then the connection ends.
+// many bytes, or a line "no WHY". Then the connection ends.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ inline std::string refused(const std::string& why) {
   return "no " + why + "\n";
 }
 
-// Returns the body of an answer, or nullopt if it is incomplete or a refusal.
+// Returns the body of an answer, or nullopt if the answer is incomplete or a refusal.
 inline std::optional<std::string> bodyOf(const std::string& answer) {
   unsigned long long bytes = 0;
   const auto line = answer.find('\n');

@@ -7,10 +7,10 @@
 
 namespace torchcomms_pg::status {
 
-// Listens on "127.0.0.1:PORT", "localhost:PORT" or "[::1]:PORT". All processes of this user may
-// listen on it, as NCCL's do: the kernel gives each connection to one of them, so that the others
-// go on answering when one ends. Raises std::runtime_error with what is wrong with the address,
-// which must be local, since anyone who can reach it may ask.
+// Returns a socket that listens on a loopback address, such as "127.0.0.1:PORT", "localhost:PORT"
+// or "[::1]:PORT". All processes of this user may listen on one address, as NCCL's processes do:
+// the kernel gives each connection to one of them. Raises std::runtime_error with the reason if the
+// address is unusable. Other addresses are refused, since anyone who can reach them may ask.
 Descriptor listenForRas(const std::string& address);
 
 }  // namespace torchcomms_pg::status

@@ -17,7 +17,7 @@ bool same(const std::string& one, const char* other) {
   return strcasecmp(one.c_str(), other) == 0;
 }
 
-// Returns what follows the word and a blank, or nullopt if the line begins with something else.
+// Returns the rest of the line after `word` and a blank, or nullopt if the line begins otherwise.
 std::optional<std::string> after(const std::string& line, const std::string& word) {
   const auto begin = word + " ";
   if (strncasecmp(line.c_str(), begin.c_str(), begin.size()) != 0) {
@@ -38,7 +38,7 @@ bool RasDialogue::hear(std::string_view bytes, std::string& answers) {
       return false;
     }
     if (line.ends_with('\r')) {
-      line.pop_back();  // from telnet
+      line.pop_back();  // telnet ends lines with "\r\n"
     }
     answers += obey(line);
   }
@@ -81,7 +81,7 @@ std::string RasDialogue::setTimeout(const std::string& seconds) {
   if (error != std::errc() || rest != end || wanted < 0) {
     return refused("a timeout is a whole number of seconds, not " + printable(seconds));
   }
-  // 0 asks for no limit; this server always has one.
+  // 0 asks for no limit, but this server always has a limit.
   question_.waitMs = wanted == 0 ? kLongestWait : std::min(wanted, kLongestWait / 1000) * 1000;
   return kDone;
 }

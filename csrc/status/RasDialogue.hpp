@@ -1,8 +1,9 @@
 // The dialogue with NCCL's RAS client, ncclras, in protocol 2 (NCCL 2.30, src/ras).
 //
-// A client sends lines, in any case and order: "CLIENT PROTOCOL N", "TIMEOUT SECONDS", "SET FORMAT
-// text" or "json", and "MONITOR" or "MONITOR GROUPS". Each gets an answer of one line. "STATUS" or
-// "VERBOSE STATUS" is the last line.
+// A client sends lines in any order, in upper or lower case: "CLIENT PROTOCOL N", "TIMEOUT
+// SECONDS", "SET FORMAT text" or "json", and "MONITOR" or "MONITOR GROUPS". Each line gets an
+// answer of one line. "STATUS" or "VERBOSE STATUS" ends the dialogue, and gets the status as its
+// answer.
 #pragma once
 
 #include <cstddef>
@@ -17,23 +18,24 @@ namespace torchcomms_pg::status {
 struct RasQuestion {
   bool json = false;
   bool verbose = false;
-  // Limit of the wait for answers. The default is below one second, since some clients that set no
-  // timeout read for one second.
+  // Limit of the wait for answers. The default is below one second, since some clients set no
+  // timeout and read for one second only.
   int64_t waitMs = 800;
 };
 
 enum class RasEvents : uint8_t { none = 0, lifecycle = 1, trace = 2, all = 3 };
 
-// What a client has sent so far.
+// The lines that one client has sent so far.
 class RasDialogue {
  public:
-  // Limit of a line, and of unread answers: while a client has that many, no more is read from it.
+  // Limit of a line, in bytes. The server reads no more from a client with so many unsent bytes of
+  // answers.
   static constexpr size_t kLongestLine = 1024;
-  // Limit of the wait for answers, during which other clients wait, too.
+  // Limit of the wait for answers, in ms. Other clients wait meanwhile, too.
   static constexpr int64_t kLongestWait = 10'000;
 
-  // Takes what a client has sent, and appends the answers to `answers`. Returns false if a line is
-  // too long.
+  // Takes bytes that the client has sent, and appends the answers to `answers`. Returns false if a
+  // line is too long.
   bool hear(std::string_view bytes, std::string& answers);
 
   // Returns the client's question, or nullopt if it has not asked. Later lines are ignored.

@@ -12,29 +12,29 @@
 
 namespace torchcomms_pg::status {
 
-// A process of the job, at one look.
+// A process of the job, as one look at the job found it.
 struct RasPeer {
   std::string host;
   uint32_t pid = 0;
   std::string state;  // "answers", or SilentProcess::state
-  std::string text;   // what is known of a process that does not answer
+  std::string text;   // what is known of the process if it does not answer
 };
 std::vector<RasPeer> peersOf(const Job& job);
 
 struct RasEvent {
   RasEvents group = RasEvents::lifecycle;
-  const char* name = "";  // NCCL's name for it
+  const char* name = "";  // NCCL's name of the event
   RasPeer peer;
 };
 
 // Returns the event as one line, with its newline.
 std::string textOf(const RasEvent& event, bool json);
 
-// The processes of the job as last seen.
+// The processes of the job, as the last look found them.
 class RasPeers {
  public:
-  // Returns the events since the last call; none at the first call. A process that is no longer
-  // among `peers` has ended normally, or its host has not answered: it causes no event.
+  // Returns the events since the last call, or none at the first call. A process that is no longer
+  // among `peers` causes no event: it has ended normally, or its host has not answered.
   std::vector<RasEvent> notice(const std::vector<RasPeer>& peers);
 
  private:

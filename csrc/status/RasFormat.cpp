@@ -19,18 +19,18 @@ namespace torchcomms_pg::status {
 
 namespace {
 
-// What NCCL writes for a number, or a host, that it does not know.
+// NCCL's values for an unknown number and an unknown host.
 constexpr int kUnknown = -1;
 constexpr const char* kUnknownHost = "unknown";
 
-// The error of a group that has failed, whatever the reason: NCCL's ncclRemoteError.
+// The error code of every failed group, for any reason: NCCL's ncclRemoteError.
 constexpr int kFailed = 6;
 
-// Limit of the ranks and processes of a list in a report that is not verbose.
+// Limit of the elements of a list in a report that is not verbose.
 constexpr size_t kMostListed = 10;
 
-// State of a communicator's ranks, as bits of which the highest is shown if ranks differ; then what
-// is wrong with the communicator. The names are NCCL's.
+// The states of a communicator's ranks, as bits; the highest is shown if ranks differ. The
+// communicator's problems, as bits. The names are NCCL's.
 enum State : unsigned { kNoComm = 1, kRunning = 2, kAbort = 4 };
 enum Wrong : unsigned { kMismatch = 1, kError = 2, kIncomplete = 4 };
 
@@ -67,7 +67,7 @@ struct MissingRank {
   std::string why;
 };
 
-// A group as RAS sees it.
+// A group, as RAS shows it.
 struct Communicator {
   const Job::Group* group = nullptr;
   size_t size = 0;
@@ -98,7 +98,7 @@ struct Communicator {
     mostPerNode = most->second;
   }
 
-  // The values that communicators in one row of the table share.
+  // Returns the values that all communicators in a row of the table share.
   auto row() const { return std::tuple(size, nodes, std::bit_width(states), wrong); }
   std::string id() const {
     const auto& any = *group->any;
@@ -144,8 +144,8 @@ struct Communicator {
   }
 };
 
-// Returns the communicators in the order of the table, largest first, and in each row those with
-// most ranks missing first.
+// Returns the communicators in the table's order: the largest first, and within a row the ones with
+// the most missing ranks first.
 std::vector<Communicator> communicatorsOf(const Job& job) {
   std::vector<Communicator> all;
   for (const auto* const group : job.groups()) {
@@ -300,7 +300,7 @@ class Text {
     }
   }
 
-  // Writes the line that `describe` returns for each element, up to a limit.
+  // Writes the line that `describe` returns for each element, up to kMostListed unless verbose.
   template <class All, class Describe>
   void writeList(const All& all, Describe&& describe) {
     size_t listed = 0;

@@ -8,10 +8,10 @@
 
 namespace torchcomms_pg::status {
 
-// Writes the report for people. `verbose`: without shortening lists of ranks or verdicts.
+// Returns the report for people. If `verbose`, lists and verdicts are not shortened.
 std::string rasText(const Job& job, bool verbose);
 
-// Writes one line of JSON, with NCCL's fields and some additional ones.
+// Returns one line of JSON, with NCCL's fields and some additional ones.
 std::string rasJson(const Job& job);
 
 // Returns this host's time, in RAS's format.

@@ -40,23 +40,23 @@ constexpr size_t kMostClients = 32;
 constexpr milliseconds kAsking{2000};
 constexpr milliseconds kReading{5000};
 
-// The same for RAS clients, which may be any user of this host and may be people typing; and the
-// interval at which the job's processes are looked at while a client monitors them.
+// The same limits for RAS clients, which may belong to any user of this host, and may be people who
+// type. kRasLook: interval of looks at the job's processes while a client monitors them.
 constexpr size_t kMostRasClients = 16;
 constexpr milliseconds kRasAsking{30'000};
 constexpr milliseconds kRasLook{2000};
 
-// Limit of threads that ask for a job's status at a time; further clients wait.
+// Limit of threads that ask for the job's status at the same time. Further clients wait.
 constexpr size_t kMostJobs = 1;
 
 // Limit of the wait for Python's stacks: the whole job's answer is to take less than a second.
 constexpr milliseconds kPatience{400};
 
-constexpr int kLookMs = 10;     // interval of looks whether Python has answered
-constexpr int kTidyMs = 500;    // interval of looks whether a client is too slow
+constexpr int kLookMs = 10;     // interval of checks whether Python has answered
+constexpr int kTidyMs = 500;    // interval of checks whether a client is too slow
 constexpr int kScarceMs = 200;  // pause in accepting when descriptors run out
 
-// Descriptors that a forked child closes: it must not seem to serve the parent's sockets.
+// Descriptors that a forked child closes, so that it does not keep the parent's sockets open.
 std::atomic<int> ofParent[3] = {-1, -1, -1};
 
 struct AtFork {
@@ -75,8 +75,8 @@ struct Slot {
   std::mutex mutex;
   std::weak_ptr<StatusServer> server;
   const StatusServer* latest = nullptr;  // owner of the files
-  bool told = false;                     // it was reported that there is no server
-  bool toldOfRas = false;                // the same for RAS
+  bool told = false;                     // it was reported that no server runs
+  bool toldOfRas = false;                // it was reported that RAS clients get no answer
 };
 Slot& slot() {
   static PerProcess<Slot> ofProcess;
@@ -98,7 +98,7 @@ std::string rasAddress() {
   return named.ras;
 }
 
-// Reports once that RAS clients get no answer.
+// Reports once that RAS clients get no answer, and why.
 void tellNoRas(Slot& known, const std::string& why) {
   if (!std::exchange(known.toldOfRas, true)) {
     printLine(
@@ -117,9 +117,9 @@ struct StatusServer::State {
     uint64_t number = 0;
     Descriptor socket;
     Phase phase = Phase::asks;
-    Clock::time_point until;  // limit of the client's time, or of Python's
-    std::string heard;        // question
-    std::string text;         // answer, of which `sent` bytes are sent
+    Clock::time_point until;  // limit of the wait for the client, or for Python
+    std::string heard;        // received part of the question
+    std::string text;         // answer, whose first `sent` bytes are sent
     size_t sent = 0;
     std::optional<Description> description;
     std::shared_ptr<PythonStackDump> dump;
@@ -142,14 +142,14 @@ struct StatusServer::State {
   std::atomic<bool> stop{false};
 
   std::mutex mutex;
-  std::map<uint64_t, std::string> done;        // answers about the job, by client
+  std::map<uint64_t, std::string> done;        // answers about the job, by client's number
   std::optional<std::vector<RasPeer>> looked;  // result of a look at the job's processes
 
   // State of the server's thread.
   Clients clients;
   uint64_t number = 0;
   size_t jobs = 0;
-  std::shared_ptr<PythonStackDump> dump;  // the last request to Python
+  std::shared_ptr<PythonStackDump> dump;  // the latest request to Python
   Clock::time_point scarceUntil{};
   std::optional<RasPeers> peers;  // set while a client monitors
   Clock::time_point nextLook{};
@@ -178,7 +178,7 @@ struct StatusServer::State {
             (client.phase == Client::Phase::asks && client.hasUnsent())) {
           events |= POLLOUT;
         }
-        // goes on even if the client has left
+        // A job goes on even if its client has left.
         const bool works = client.phase == Client::Phase::awaitsJob;
         polled.push_back({works ? -1 : client.socket.get(), events, 0});
       }
@@ -211,7 +211,7 @@ struct StatusServer::State {
     while (!clients.empty()) {
       drop(clients.begin());
     }
-    // ends connections that were not accepted; the file is removed already
+    // Ends connections that were not accepted. The socket's file has been removed or replaced.
     listening = Descriptor();
     ras = Descriptor();
   }
@@ -255,12 +255,12 @@ struct StatusServer::State {
     for (int i = 0; i < 16 && recv(client->socket.get(), rest, sizeof rest, MSG_DONTWAIT) > 0;
          ++i) {
     }
-    // Ends the connection also if a child that was forked meanwhile holds it.
+    // Ends the connection even if a child that was forked meanwhile has it open.
     shutdown(client->socket.get(), SHUT_RDWR);
     clients.erase(client);
   }
 
-  // Advances a client. Returns false when it is done or its time is over.
+  // Advances a client. Returns false if the client is done, or its time is over.
   bool step(const std::shared_ptr<State>& self, Client& client, short events) {
     using Phase = Client::Phase;
     const auto now = Clock::now();
@@ -280,7 +280,7 @@ struct StatusServer::State {
         }
         return true;
       case Phase::awaitsTurn:
-        // RAS clients may be other users: this user's clients go first.
+        // RAS clients may belong to other users, so this user's other clients go first.
         if (jobs < kMostJobs && !(client.ras && awaitsTurn(/*ofRas=*/false))) {
           beginJob(self, client, now);
         }
@@ -331,7 +331,7 @@ struct StatusServer::State {
     notify();
   }
 
-  // Same as hear(), for a RAS client, which gets an answer to each line.
+  // Does the same as hear() for a RAS client, which gets an answer to each line.
   bool receiveLoop(Client& client, short events, Clock::time_point now) {
     if ((events & POLLIN) != 0) {
       char buffer[RasDialogue::kLongestLine];
@@ -359,7 +359,7 @@ struct StatusServer::State {
     return now < client.until;
   }
 
-  // Appends to what is sent to a client.
+  // Appends `text` to what the client will get. A monitoring client gets kReading to read it.
   static void say(Client& client, const std::string& text, Clock::time_point now) {
     client.text.erase(0, std::exchange(client.sent, 0));
     if (client.text.empty() && !text.empty() && client.watches()) {
@@ -368,7 +368,7 @@ struct StatusServer::State {
     client.text += text;
   }
 
-  // Sends events of the job's processes to monitoring clients, and starts looks at them.
+  // Gives monitoring clients the new events, and starts the next look at the job's processes.
   void watch(const std::shared_ptr<State>& self) {
     const auto now = Clock::now();
     std::optional<std::vector<RasPeer>> seen;
@@ -482,7 +482,7 @@ struct StatusServer::State {
     client.until = now + kReading;
   }
 
-  // Sends what the connection accepts. Returns false if it has ended.
+  // Sends as much as the connection accepts. Returns false if the connection has failed.
   static bool tell(Client& client) {
     const auto bytes = send(
         client.socket.get(),
@@ -554,7 +554,7 @@ StatusServer::StatusServer(Duties duties)
     try {
       state_->ras = listenForRas(address);
     } catch (const std::exception& error) {
-      tellNoRas(slot(), error.what());  // of() has the lock
+      tellNoRas(slot(), error.what());  // of() holds the slot's lock
     }
   }
   try {
@@ -570,7 +570,7 @@ StatusServer::StatusServer(Duties duties)
 
 StatusServer::~StatusServer() {
   if (pid_ != host::processId()) {
-    return;  // this copy is of the parent's server
+    return;  // a forked child, whose copy is of the parent's server
   }
   auto& known = slot();
   {
@@ -591,7 +591,7 @@ void StatusServer::add(const Membership& membership) noexcept {
   try {
     state_->folder.add(membership);
   } catch (const std::exception&) {
-    // No descriptor is free: other processes do not learn whose process this is if it does not
+    // No descriptor is free. Other processes do not learn this rank if this process does not
     // answer.
   }
 }

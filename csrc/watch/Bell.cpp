@@ -18,11 +18,11 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Interval of looks, which all ranks of a job take at one store.
+// Interval at which each rank of the job looks into the store.
 constexpr std::chrono::milliseconds kBetweenLooks{1000};
 
-// Number of looks after which a ring without its group is skipped: a rank may die between writing
-// the two.
+// Number of looks after which a ring without a group is skipped: a rank may die after it has
+// counted its ring, and before it has written the group.
 constexpr int kPatienceInLooks = 3;
 
 constexpr const char* kCount = "torchcomms_pg/watch/rings";
@@ -42,7 +42,7 @@ struct Bell::State {
 
   // State of the bell's thread.
   int64_t heard = 0;  // number of rings that were handled
-  int missed = 0;     // number of looks at which the next ring had no group yet
+  int missed = 0;     // number of looks at which the next ring had no group
 
   void run(SharedBoard& board) {
     heard = board.add(kCount, 0);
@@ -98,7 +98,7 @@ Bell::Bell(c10::intrusive_ptr<c10d::Store> store) : state_(std::make_shared<Stat
       StoreBoard board(std::move(store));  // opens a separate connection
       state->run(board);
     } catch (const std::exception&) {
-      // The store ended with the process that serves it. Diagnoses that need it report that.
+      // The store ended with the process that serves it. Diagnoses that need the store report this.
     }
   });
 }

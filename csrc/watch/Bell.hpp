@@ -1,5 +1,4 @@
-// Notifies the ranks of a job through its store, the only channel that groups of foreign backends
-// share.
+// Notifies the ranks of a job through its store, the only channel that groups of all backends have.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -11,13 +10,12 @@
 
 namespace torchcomms_pg {
 
-// The bell of the groups that share a store. One thread of this process rings in the store, and
-// checks once a second whether another rank has rung, until the last group or the store is gone.
-// Thread-safe.
+// This process's bell for the groups of one store. Its thread rings in the store, and checks once a
+// second whether a rank has rung, until the last group or the store is gone. Thread-safe.
 class Bell {
  public:
-  // Returns the store's bell, whatever prefixes `store` adds. Only groups may hold it, since it
-  // keeps the store: a program may need the store's port again when its groups are destroyed.
+  // Returns the store's bell, whatever prefixes `store` adds. Only groups may hold the bell, since
+  // it keeps the store: a program may need the store's port again when its groups are destroyed.
   // Raises std::runtime_error if no thread can be started.
   static std::shared_ptr<Bell> of(const c10::intrusive_ptr<c10d::Store>& store);
 
@@ -26,10 +24,10 @@ class Bell {
   Bell(const Bell&) = delete;
   Bell& operator=(const Bell&) = delete;
 
-  // Notifies `diagnosis`, as long as it lives, when another rank rings for `group`.
+  // Notifies `diagnosis`, while it exists, whenever a rank rings for `group`, including this rank.
   void listen(uint64_t group, const std::shared_ptr<HangDiagnosis>& diagnosis);
 
-  // Rings for the group, soon.
+  // Has the bell's thread ring for the group soon.
   void ring(uint64_t group);
 
  private:

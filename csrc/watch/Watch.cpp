@@ -17,26 +17,28 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Id of this watch's hooks; users choose ids for theirs.
+// The id of every watch's hooks; users choose the ids of their hooks.
 constexpr int64_t kHookId = 0x7463'6f6d'6d73'7067;
 
 // An operation that a thread has begun to issue.
 struct Call {
   const Watch* watch;
-  int64_t id;                   // c10d's id, by which the post hook finds it
-  std::weak_ptr<WatchedOp> op;  // gone once its group is closed
+  int64_t id;                   // c10d's id, by which the post hook finds the call
+  std::weak_ptr<WatchedOp> op;  // null once its group is closed
   c10::Device device;
-  bool told;  // the backend reports its completion
-  bool fake;  // it ends with its call
+  bool told;  // true if the backend reports its completion
+  bool fake;  // true if the operation ends with its call
 };
 // What is known of a thread.
 struct Thread {
   // Operations that the thread has begun to issue; the innermost is the last. An operation whose
-  // call raises has no post hook, and stays until the thread's next one.
+  // call raises has no post hook, and stays until the thread's next operation.
   std::vector<Call> calls;
-  // The operation whose end the thread has been waiting for since its call returned, if it waits.
+  // The synchronous operation whose call returned last, until the thread's next call: the thread is
+  // taken to wait for the operation.
   std::weak_ptr<WatchedOp> waiting;
-  // The same operation, if its end is reported to `told`; the operation itself may be gone by then.
+  // True if `told` gets the time of that operation's end. The fields below then describe the
+  // operation, which may be gone by its end.
   bool timed = false;
   AwaitedEnd& told = AwaitedEnd::ofThread();
   Clock::time_point issued;
@@ -54,13 +56,13 @@ struct Thread {
     return told.await(issued);
   }
 
-  // Ends the thread's wait: the thread goes on.
+  // Ends the thread's wait, if any, and reports how long it was: the thread has gone on.
   void pass(Clock::time_point now) {
     auto op = waiting.lock();
     if (std::exchange(timed, false)) {
       auto end = told.get();
       if (end == Clock::time_point{} && (!op || op->ask())) {
-        end = now;  // it has ended, and is about to report that
+        end = now;  // the operation has ended, and is about to report its end
       }
       const auto known = op ? nullptr : group.lock();
       auto* const waitedIn = op ? &op->group() : known.get();
@@ -75,7 +77,7 @@ struct Thread {
     waiting.reset();
   }
 
-  // Forgets earlier calls that have raised: the thread is now in another call, of `watch`.
+  // Forgets earlier calls that have raised. The thread is now in a new call, seen by `watch`.
   void forgetRaised(const Watch* watch, const Stack& stack) {
     while (!calls.empty()) {
       const auto& last = calls.back();
@@ -98,7 +100,7 @@ Thread& thisThreads() {
 
 std::optional<OpKind> kindOf(const latest::PreHookArgs& args, int size) {
   using Name = latest::HookOpName;
-  // Whether the call has one tensor for all ranks, instead of a list with one for each rank.
+  // Returns whether the call has one tensor for all ranks, instead of a list of one for each rank.
   const auto one = [size](const auto& whole, const auto& part) {
     return whole.size() == 1 && part.size() == 1 &&
            whole.front().numel() == part.front().numel() * size;
@@ -133,7 +135,7 @@ const at::Tensor* firstTensor(const latest::PreHookArgs& args) {
   return tensors.empty() ? nullptr : &tensors.front();
 }
 
-// Returns the part that counts the operation, or null if its type of device has none.
+// Returns the part for the operation's type of device, or null if no part is for it.
 auto* partOf(const latest::PreHookArgs& args, const auto& parts) {
   const auto* const tensor = firstTensor(args);
   const auto found = std::ranges::find_if(parts, [&](const auto& part) {
@@ -151,7 +153,7 @@ c10::Device deviceOf(const latest::PreHookArgs& args, c10::DeviceType type) {
   return tensor != nullptr ? tensor->device() : c10::impl::VirtualGuardImpl(type).getDevice();
 }
 
-// Returns the type of device whose backend c10d chooses for a barrier, if it has several.
+// Returns the type of device whose backend c10d chooses for a barrier if the group has several.
 c10::DeviceType typeOfBarriers(c10d::ProcessGroup& group) {
   switch (group.getBackendType()) {
     case c10d::ProcessGroup::NCCL: return c10::DeviceType::CUDA;
@@ -160,8 +162,8 @@ c10::DeviceType typeOfBarriers(c10d::ProcessGroup& group) {
   }
 }
 
-// Reports to the group's lateness the time for which the calling thread waits for an operation
-// whose call has returned.
+// Has the group's lateness learn how long the calling thread waits for `op`, whose call has
+// returned. `work`: null if the thread has waited inside the call.
 void followWait(Thread& thread, WatchedOp& op, const c10::intrusive_ptr<c10d::Work>& work) {
   const auto& told = op.operation();
   auto& lateness = op.group().lateness();
@@ -273,7 +275,7 @@ void Watch::before(const latest::PreHookArgs& args) try {
   }
   const auto device = deviceOf(args, part->type);
   if (group->queues() && isCapturing(currentStream(device))) {
-    return;  // goes into a graph, whose replays are not seen
+    return;  // the operation goes into a graph, whose replays are not seen
   }
   auto* const source = StackSource::get();
   auto stack = source == nullptr ? nullptr : source->capture();
@@ -283,7 +285,7 @@ void Watch::before(const latest::PreHookArgs& args) try {
   op.kind = *kind;
   op.issued = now;
   op.peer = static_cast<int>(args.root);
-  // A call that itself waits for a message looks like one that does not, except in Python's stack.
+  // For c10d, a blocking send or receive is asynchronous. Only Python's stack shows that it waits.
   op.async = args.async_op && !(source != nullptr && source->waits(stack));
   for (const auto& tensor : args.input_tensors) {
     op.numelIn += tensor.numel();
@@ -295,7 +297,7 @@ void Watch::before(const latest::PreHookArgs& args) try {
     op.dtype = tensor->scalar_type();
   }
   if (args.output_tensors.empty()) {
-    op.numelOut = op.numelIn;  // in place
+    op.numelOut = op.numelIn;  // the operation works in place
   }
   op.bytes = std::max(op.numelIn, op.numelOut) * static_cast<int64_t>(c10::elementSize(op.dtype));
   const auto begun = group->begin(std::move(op), args, std::move(stack), part->told);
@@ -338,7 +340,7 @@ void Watch::after(const latest::PostHookArgs& args) {
       thread.waiting = std::move(call.op);
     }
   } catch (const std::exception&) {
-    group.end(*op, /*completed=*/false);  // no thread can be started: it is not watched
+    group.end(*op, /*completed=*/false);  // no thread can be started: the operation is not watched
   }
 }
 

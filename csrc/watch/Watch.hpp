@@ -1,4 +1,4 @@
-// Watches process groups of any backend by the hooks that c10d has on their operations.
+// Watches process groups of any backend through c10d's hooks on their operations.
 #pragma once
 
 #include <chrono>
@@ -12,13 +12,13 @@
 
 namespace torchcomms_pg {
 
-// The watch over one process group, which lives as long as the group, or until it is closed. It
-// does not change the group's operations. Thread-safe.
+// Watches one process group until the group ends or the watch is closed. Does not change the
+// group's operations. Thread-safe.
 class Watch : public std::enable_shared_from_this<Watch> {
  public:
-  // Watches the operations of `group` on these types of devices from the next one on. `ranks`:
-  // global ranks. In a group of one rank or without a store, records the operations and reports
-  // nothing. Call once for each group, before or between its operations. Raises the store's errors.
+  // Watches the operations of `group` on these types of devices, from the next operation on.
+  // `ranks`: global ranks. If the group has one rank or no store, only records its operations. Call
+  // it once for each group, before or between its operations. Raises the store's errors.
   static std::shared_ptr<Watch> begin(
       c10d::ProcessGroup& group,
       const std::vector<int64_t>& ranks,
@@ -28,18 +28,19 @@ class Watch : public std::enable_shared_from_this<Watch> {
   ~Watch() { close(); }
 
   void setTimeout(Milliseconds timeout);
-  // Returns how late each rank is, from the operations on the CPU, see LatenessClient::ask.
+  // Returns how late each rank is, by its operations on the CPU, see LatenessClient::ask. Raises
+  // std::runtime_error if the group has no part for the CPU.
   Lateness lateness(const char* operation) const;
-  // Forgets the group, which is being destroyed. Idempotent.
+  // Ends the watch, since the group is being destroyed. Idempotent.
   void close();
 
  private:
-  // A type of device, and the group's part for it.
+  // The group's part for one type of device.
   struct Part {
     std::weak_ptr<WatchedGroup> group;  // null once the watch is closed
     c10::DeviceType type;
-    bool told = false;  // the backend reports completions
-    bool fake = false;  // nothing is sent: operations end with their calls
+    bool told = false;  // true if the backend reports completions
+    bool fake = false;  // true if the backend sends nothing: operations end with their calls
   };
 
   void before(const latest::PreHookArgs& args);
@@ -48,7 +49,7 @@ class Watch : public std::enable_shared_from_this<Watch> {
   using Groups = std::vector<std::shared_ptr<WatchedGroup>>;
 
   std::vector<Part> parts_;  // the first serves operations without tensors
-  // Keeps the groups of the parts. Null once closed.
+  // Keeps the groups of all parts alive. Null once the watch is closed.
   AtomicShared<const Groups> groups_;
 };
 

@@ -20,15 +20,15 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Bounds of the interval between questions whether a thread is in its call.
+// Bounds of the interval at which Python is asked whether a thread is still in its call.
 constexpr Milliseconds kSoonest{200};
 constexpr Milliseconds kLatest{2000};
 
-// Works of operations that have ended.
+// Works of ended operations, which wait to be released.
 struct Dropped {
   std::mutex mutex;
   std::vector<std::pair<ExitGuard, c10::intrusive_ptr<c10d::Work>>> works;
-  bool running = false;  // a thread is releasing them
+  bool running = false;  // a thread is releasing the Works
 
   void run() {
     for (;;) {
@@ -43,8 +43,8 @@ struct Dropped {
   }
 };
 
-// Releases a Work in a thread that may wait for the GIL, which is needed to free tensors that
-// Python knows. Leaks the Work if the interpreter is ending.
+// Releases a Work in a separate thread, since freeing tensors that Python knows may wait for the
+// GIL. Leaks the Work if the interpreter is ending.
 void dropDetached(c10::intrusive_ptr<c10d::Work> work) noexcept {
   static PerProcess<Dropped> ofProcess;
   auto unfinished = ExitGuard::begin();
@@ -67,7 +67,8 @@ void dropDetached(c10::intrusive_ptr<c10d::Work> work) noexcept {
 
 }  // namespace
 
-// A question to Python. Its thread may wait for the GIL for any time.
+// A question to Python whether the thread is in its call. The thread that asks may wait for the GIL
+// without a limit.
 struct WatchedOp::Question {
   const Clock::time_point asked = Clock::now();
   std::atomic<bool> answered{false};
@@ -79,7 +80,7 @@ WatchedOp::WatchedOp(
     : group_(std::move(group)),
       recording_(std::move(recorders), std::move(stack)),
       op_([&] {
-        // A pointer without ownership, since both are members of this object.
+        // A pointer without ownership, since op_ and recording_ are members of one object.
         op.recording = std::shared_ptr<const RecordedOp>(std::shared_ptr<void>(), &recording_);
         return std::move(op);
       }()),
@@ -103,7 +104,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WatchedOp::futureOf(c10d::Work& work) {
   const auto& type = typeid(work);
   if (latest != &type) {
     latest = &type;
-    // c10d's PyWorkHolder and PythonCallbackWork, which call functions of the program.
+    // True for c10d's PyWorkHolder and PythonCallbackWork, which call functions of the program.
     silent = std::string_view(type.name()).find("Py") != std::string_view::npos;
   }
   if (silent) {
@@ -125,7 +126,7 @@ void WatchedOp::leaveInStream(c10::Device device) {
 
 std::optional<bool> WatchedOp::inCall(Clock::time_point now) {
   if (returned()) {
-    return true;  // returned, and the operation goes on
+    return true;  // the call has returned normally
   }
   if (!question_) {
     auto* const source = StackSource::get();
@@ -164,7 +165,8 @@ std::optional<WatchedOp::End> WatchedOp::ask() const noexcept {
   } catch (const std::exception&) {
     return End{};
   }
-  // On the CPU some Works end only in wait(); no thread will wait for a Work without other holders.
+  // On the CPU some Works end only in wait(). If this object alone holds the Work, no thread will
+  // wait for it.
   if (work_ && !group_->queues() && work_.use_count() == 1) {
     return End{true};
   }

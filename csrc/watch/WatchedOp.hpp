@@ -19,10 +19,10 @@ namespace torchcomms_pg {
 
 class WatchedGroup;
 
-// Kept by the group's list of operations in flight. Thread-safe.
+// One operation. The group's list of operations in flight keeps it. Thread-safe.
 class WatchedOp final {
  public:
-  // Makes the operation that the calling thread is about to issue. `stack`: Python's stack.
+  // Describes an operation that the calling thread is about to issue. `stack`: Python's stack.
   WatchedOp(
       std::shared_ptr<WatchedGroup> group,
       Operation op,
@@ -45,21 +45,21 @@ class WatchedOp final {
   void setEntry(InFlightOps::Entry entry) { entry_ = entry; }
   InFlightOps::Entry entry() const { return entry_; }
 
-  // Records that the call has returned. `work`: polled for the end unless it is null.
+  // Records that the call has returned. `work`: ask() polls it for the end, unless it is null.
   void leave(c10::intrusive_ptr<c10d::Work> work);
-  // Does the same for a call without a Work: the operation is in the device's current stream.
+  // Does the same for a call that gave no Work, but put the operation into the current stream.
   void leaveInStream(c10::Device device);
   bool returned() const { return returned_.load(std::memory_order_acquire); }
 
-  // Returns how the Work has ended, or nullopt if it has not ended or is not polled. Does not take
-  // the GIL, but may block in the backend.
+  // Returns how the operation has ended, or nullopt if it has not ended or is not polled. Does not
+  // take the GIL, but may block in the backend.
   struct End {
     bool completed = false;
   };
   std::optional<End> ask() const noexcept;
 
-  // Record and return the time at which ask() last found the operation unfinished; the epoch
-  // before. One thread records at a time.
+  // Record and return the latest time at which ask() found the operation unfinished, or the epoch
+  // if it never has. One thread records at a time.
   void notePending(Clock::time_point at) {
     const auto latest = std::max(at, lastPending());
     lastPending_.store(latest.time_since_epoch().count(), std::memory_order_relaxed);
@@ -68,26 +68,24 @@ class WatchedOp final {
     return Clock::time_point(Clock::duration(lastPending_.load(std::memory_order_relaxed)));
   }
 
-  // Returns whether the operation's thread is still in the call, as far as is known. Returns false
-  // if the thread has left the call by an exception, so that no post hook was called; nullopt while
-  // Python is being asked, which takes kQuestion at most. This function and the next are for the
-  // monitor's thread.
+  // Returns false if the operation's thread has left the call by an exception, so that no post hook
+  // was called, and true if not, or if unknown. Returns nullopt while Python is being asked, which
+  // takes kQuestion at most. Only the monitor's thread calls this function and the next.
   std::optional<bool> inCall(Clock::time_point now);
-  // Returns whether it is time to ask without a diagnosis. The interval grows with the time in the
-  // call, since each question takes the GIL.
+  // Returns whether inCall() is due even without a diagnosis. The interval grows with the time
+  // since the issue, since each question takes the GIL.
   bool looksAgain(Clock::time_point now) const { return question_ || now >= nextLook_; }
   static constexpr Milliseconds kQuestion{1000};
 
-  // Returns true for the first caller, which must end the operation.
+  // Returns true to the first caller only, which must end the operation.
   bool takeEnd() { return !over_.exchange(true, std::memory_order_acq_rel); }
 
-  // Returns the Work's future, which calls its callbacks at the Work's end, or null if the backend
-  // has none.
+  // Returns the Work's future, which calls its callbacks at the Work's end. Returns null if the
+  // Work has no future, or is a class of Python.
   static c10::intrusive_ptr<c10::ivalue::Future> futureOf(c10d::Work& work);
 
-  // Releases the Work in the calling thread. That may wait for the GIL, which is needed to free
-  // tensors that Python knows. Called by the thread that has ended the operation, if no other
-  // thread holds the operation.
+  // Releases the Work in the calling thread. May wait for the GIL, which is needed to free tensors
+  // that Python knows. Call it only after the end, if no other thread holds the operation.
   void drop() { work_.reset(); }
 
  private:
@@ -102,9 +100,9 @@ class WatchedOp final {
   std::atomic<bool> returned_{false};
   std::atomic<bool> over_{false};
   std::atomic<Clock::rep> lastPending_{0};
-  c10::intrusive_ptr<c10d::Work> work_;  // set before `returned_`, as is `behind_`
-  std::optional<c10::Event> behind_;     // behind the operation in its stream
-  std::shared_ptr<Question> question_;   // of the monitor's thread, as is `nextLook_`
+  c10::intrusive_ptr<c10d::Work> work_;  // set before `returned_`, like `behind_`
+  std::optional<c10::Event> behind_;     // event behind the operation in its stream
+  std::shared_ptr<Question> question_;   // of the monitor's thread, like `nextLook_`
   Clock::time_point nextLook_;
 };
 

@@ -20,7 +20,7 @@ struct Block {
   const Library& api;
   void* memory;
   at::Device device;
-  at::DataPtr before;  // the storage's memory until it was moved
+  at::DataPtr before;  // the storage's memory before moveToShared()
 
   Block(const Library& api, void* memory, at::Device device)
       : api(api), memory(memory), device(device) {}
@@ -32,7 +32,7 @@ struct Block {
       synchronize(device);
       api.memFree(memory);
     } catch (const std::exception&) {
-      // The device has failed or the process is exiting; either frees the memory.
+      // The device has failed or the process is exiting. Either frees the memory.
     }
   }
 };

@@ -115,7 +115,7 @@ WorkPtr Window::put(
   call.op.peer = static_cast<int>(destination);
   if (mapsPeers()) {
     if (destination == comm_->rank()) {
-      source = source.clone();  // it may be part of the window
+      source = source.clone();  // `source` may be part of the window
     }
     if (!options.async) {
       registration->note(comm_->executor().accelerator()->currentStream());

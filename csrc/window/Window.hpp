@@ -1,4 +1,4 @@
-// Memory of every rank that its peers can write to without its help.
+// Windows: memory of each rank that its peers can write to, without help from that rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,16 +13,17 @@
 
 namespace torchcomms_pg {
 
-// A window: each rank of a communicator registers one tensor, of any size and dtype, and then puts
-// into the tensors of others. Signals are counted per window and ordered pair of ranks; a wait
-// takes one signal. A signal follows all puts, asynchronous ones included, that its rank issued on
-// the window before it.
+// A window. Each rank of a communicator registers one tensor, of any size and dtype, and then puts
+// data into the tensors of other ranks. Signals are counted for each window, sender and receiver; a
+// wait takes one signal. A signal arrives after all puts, also asynchronous ones, that its sender
+// has issued on the window before the signal.
 //
-// On an accelerator a put is a device copy into the peer's memory, which the library maps: NCCL's
-// own put takes registered memory only and always signals. Signals are the library's.
+// On an accelerator a put is a device copy into the peer's memory, which the library maps. NCCL's
+// put would take only registered memory and would always signal. The library sends the signals.
 //
-// Batches refuse its operations: one may wait for an earlier put, which the batch would hold back.
-// Graphs refuse them too: a signal counts once, not with each replay. Thread-safe.
+// A batch may not contain operations of windows: one may wait for an earlier put, which the batch
+// would hold back. Nor may a graph capture them: a signal counts once, not with each replay.
+// Thread-safe.
 class Window final {
  public:
   using Options = Communicator::Options;
@@ -38,43 +39,43 @@ class Window final {
   // Makes a window. Collective. Raises NotImplementedError if windows are not supported.
   static std::shared_ptr<Window> make(const std::shared_ptr<Communicator>& comm);
   explicit Window(std::shared_ptr<Communicator> comm);  // see make()
-  // Frees this rank's part of a registered window; its peers keep theirs.
+  // Frees this rank's part of a registered window. The peers keep their parts.
   ~Window();
   Window(const Window&) = delete;
   Window& operator=(const Window&) = delete;
 
-  // Registers the contiguous `tensor`: moves its storage into shared memory (see moveToShared), so
-  // that peers write into this very tensor. With `owning` the window keeps a reference to the
-  // tensor. NCCL requires the same number of bytes on all ranks. Collective.
+  // Registers the contiguous `tensor`: moves its storage into memory of the library, see
+  // moveToShared(), so that peers write to the tensor itself. With `owning` the window keeps a
+  // reference to the tensor. NCCL requires the same number of bytes on all ranks. Collective.
   void registerTensor(const at::Tensor& tensor, bool owning);
-  // Ends the registration. Collective; returns when no peer writes any more. Drops signals that no
-  // wait has taken.
+  // Ends the registration. Collective; returns when no peer writes to the tensor any more. Drops
+  // signals that no wait has taken.
   void deregister();
 
   // Writes `tensor`, of any strides, at element `offset` of the tensor that `destination` has
-  // registered with the same dtype. After its end `tensor` may be reused. The destination learns of
-  // the put by a signal.
+  // registered with the same dtype. After the end of the put, `tensor` may be reused. The
+  // destination learns of the put only from a later signal.
   WorkPtr put(
       const at::Tensor& tensor, int64_t destination, int64_t offset, const Options& options);
   WorkPtr signal(int64_t peer, const Options& options);
-  // Returns, or ends its Work, when the next signal of `peer` has arrived, and with it all that
-  // `peer` put before the signal.
+  // Waits for the next signal of `peer`; if asynchronous, the Work ends with the signal. All puts
+  // of `peer` before the signal have then arrived.
   WorkPtr waitSignal(int64_t peer, const Options& options);
 
-  // Returns the tensor that `rank` has registered: its memory, not a copy. In shared memory it
-  // stays valid for any length of time, also as the last reference to the memory; on an accelerator
-  // until the tensor is deregistered.
+  // Returns a tensor in the memory that `rank` has registered, not a copy. On the CPU the result
+  // stays valid even after the window, since it keeps the memory mapped. On an accelerator it is
+  // valid until the tensor is deregistered.
   at::Tensor mapRemoteTensor(int64_t rank) const;
 
-  // Raises unless `rank` exists.
+  // Raises unless `rank` is a rank of the communicator.
   void checkRank(const char* what, const char* argument, int64_t rank) const;
 
-  // Returns the tensor's description on this rank, or nullopt if no tensor is registered.
+  // Returns the description of this rank's tensor, or nullopt if no tensor is registered.
   std::optional<Part> part() const;
   // Returns this rank's tensor, or nullopt if none is registered or the window does not own it.
   std::optional<at::Tensor> tensor() const;
 
-  // Makes the Work of a synchronous operation for a caller that needs one.
+  // Returns a finished Work for a caller that needs one after a synchronous operation.
   WorkPtr finishedWork(OpKind kind) const { return comm_->finishedWork(kind, {}); }
 
   const at::Device& device() const { return comm_->device(); }
@@ -82,9 +83,8 @@ class Window final {
  private:
   struct Registration;
 
-  // Returns whether registration maps the memory of all peers. It does on an accelerator, where a
-  // put is a copy to that memory. Shared memory is mapped on request, and its library does the
-  // puts.
+  // Returns whether registration maps the memory of all peers, for puts to copy to. True on an
+  // accelerator. On the CPU the library does the puts, and mapRemoteTensor() asks it for a view.
   bool mapsPeers() const { return !device().is_cpu(); }
   std::shared_ptr<Registration> registered(const char* what) const;
   void refuseDeferral(const char* what) const;
@@ -100,7 +100,7 @@ class Window final {
 
   const std::shared_ptr<Communicator> comm_;
   mutable std::mutex mutex_;
-  std::shared_ptr<Registration> registration_;  // null if none
+  std::shared_ptr<Registration> registration_;  // null if no tensor is registered
 };
 
 }  // namespace torchcomms_pg

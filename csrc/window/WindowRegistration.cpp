@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kMaxDims = 64;
 
-// Message in which a rank describes the tensor that it registers.
+// Description of a rank's tensor, as the ranks exchange it.
 struct Description {
   int32_t dtype;
   int32_t signal;
@@ -39,8 +39,8 @@ at::Tensor bytesOf(const T* values, size_t count) {
 
 }  // namespace
 
-// Frees what the library keeps for a registration, if the library's communicator still exists. On
-// an accelerator, whose streams may still write, the communicator frees it at its own end.
+// Has the library free its part of a registration, if the library's communicator still exists. On
+// an accelerator, where streams may still write, only the end of the communicator frees that part.
 void Window::forget(std::shared_ptr<Registration> registration) noexcept {
   if (comm_->executor().queues()) {
     registration->forgetWorks();
@@ -51,8 +51,8 @@ void Window::forget(std::shared_ptr<Registration> registration) noexcept {
       [&](ncclComm_t comm) { comm_->api().commWindowDeregister(comm, registration->handle); });
 }
 
-// Runs a collective on device copies of `input` and `output`, and waits for its result in the
-// current stream.
+// Runs a collective from `input` to `output`, CPU tensors, through copies on the device. Waits for
+// the end and returns NCCL's result.
 ncclResult_t Window::exchange(
     Collective collective,
     const at::Tensor& input,
@@ -68,13 +68,13 @@ ncclResult_t Window::exchange(
     return result;
   }
   output.copy_(out);
-  // A failed operation leaves stale data in its output; check the error too.
+  // Checks the error, since a failed operation leaves stale data in its output.
   ncclResult_t state = ncclSuccess;
   const auto asked = comm_->api().commGetAsyncError(comm, &state);
   return asked != ncclSuccess ? asked : state;
 }
 
-// Exchanges the descriptions of the ranks' tensors.
+// Exchanges the descriptions of the ranks' tensors, and sets `parts`.
 ncclResult_t Window::describeAll(
     Registration& registration, ncclComm_t comm, cudaStream_t stream) const {
   const char* const what = name(OpKind::tensorRegister);
@@ -123,14 +123,15 @@ ncclResult_t Window::describeAll(
   return ncclSuccess;
 }
 
-// Maps the memory of all peers so that loads and stores of this process reach it.
+// Sets `mapped` to the memory of all ranks, which this rank's device reaches by loads and stores.
 ncclResult_t Window::mapAll(
     Registration& registration, ncclComm_t comm, cudaStream_t stream) const {
   const auto& api = comm_->api();
   const int size = comm_->size();
   const int after = (comm_->rank() + 1) % size;
   ncclWaitSignalDesc_t before{1, (comm_->rank() + size - 1) % size, registration.signal, 0};
-  // NCCL 2.29 and 2.30 set signals up with the first signal, which is then collective.
+  // In NCCL 2.29 and 2.30 the first signal, which sets signals up, is collective: all ranks send
+  // one.
   auto result = api.signal(after, registration.signal, 0, 0, comm, stream);
   if (result == ncclSuccess) {
     result = api.waitSignal(1, &before, comm, stream);
@@ -248,9 +249,9 @@ void Window::deregister() {
       accelerator->await(
           *accelerator->record(stream, /*timed=*/false), accelerator->currentStream());
     }
-    // Every rank sends every other rank the number of signals that it has sent to that rank. A
-    // rank's last signal follows all its puts. Signals that no wait has taken are taken now, so
-    // that the next window does not count them.
+    // The ranks exchange how many signals each has sent to each other rank. This rank's puts end
+    // before that exchange, so no rank writes after the exchange. Signals that no wait has taken
+    // are taken now, so that the next window does not count them.
     const std::vector<uint64_t> sent(registration->sent.begin(), registration->sent.end());
     std::vector<uint64_t> received(size);
     auto call = comm_->prepare(OpKind::tensorDeregister, {.async = false, .timeout = std::nullopt});

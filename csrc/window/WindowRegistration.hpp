@@ -10,15 +10,15 @@
 namespace torchcomms_pg {
 
 struct Window::Registration {
-  ncclWindow_t handle = nullptr;
-  int signal = 0;                           // sigIdx
-  at::Tensor tensor;                        // set if the window owns it
-  std::vector<Part> parts;                  // by rank
-  std::vector<at::Tensor> mapped;           // the parts' elements, by rank; on an accelerator only
-  std::vector<std::atomic<uint64_t>> sent;  // number of signals sent, by peer
+  ncclWindow_t handle = nullptr;   // null until registered, and if NCCL cannot map the memory
+  int signal = 0;                  // sigIdx of the window's signals
+  at::Tensor tensor;               // undefined unless the window owns it
+  std::vector<Part> parts;         // descriptions of the tensors, by rank
+  std::vector<at::Tensor> mapped;  // the ranks' tensors, by rank; only on an accelerator
+  std::vector<std::atomic<uint64_t>> sent;    // number of signals sent, by peer
   std::vector<std::atomic<uint64_t>> waited;  // number of signals taken, by peer
 
-  std::mutex mutex;                      // guards what follows
+  std::mutex mutex;                      // guards the members below
   WorkPtr lastPut;                       // last asynchronous put; earlier puts end before it
   WorkPtr last;                          // last asynchronous operation
   std::unordered_set<c10::Stream> used;  // streams that synchronous puts have used

@@ -1,6 +1,5 @@
-// The few names nccl.h takes from the CUDA runtime, so that it can be parsed
-// where no CUDA toolkit is installed. NCCL passes these by pointer or as
-// opaque handles only, so the layouts do not matter.
+// The names that nccl.h takes from the CUDA runtime, for builds without a CUDA toolkit. NCCL passes
+// these types only by pointer or as opaque handles, so their layouts do not matter.
 #pragma once
 #include <stddef.h>
 

@@ -29,8 +29,8 @@ ncclResult_t checked(Collective c, ncclRedOp_t op, ncclComm_t handle, cudaStream
   });
 }
 
-// Adds NCCL's functions that launch operations. The lambdas' parameters get their types from the
-// entries, and so from nccl.h.
+// Adds NCCL's functions that launch operations. The lambdas' parameters have the types that nccl.h
+// gives to the table's entries.
 void addNcclCalls(NcclApi& t) {
   using Kind = CollectiveKind;
 
@@ -82,7 +82,7 @@ ncclResult_t endGroup() {
   });
 }
 
-// Calls the functions of the table, and adds what NCCL lacks.
+// The library: calls the functions of the table, and implements the features that NCCL lacks.
 class SharedMemory final : public NcclLibrary {
  public:
   SharedMemory() : NcclLibrary(ncclFunctions()) {}
@@ -104,7 +104,7 @@ class SharedMemory final : public NcclLibrary {
     return withComm(handle, kindName(c.kind), [&](const std::shared_ptr<Comm>& comm) {
       comm->checkUsable();
       if (stream == nullptr && !groupOpen()) {
-        comm->run(c);  // the short cut: no allocation
+        comm->run(c);  // allocates nothing, unlike issue()
       } else {
         issue({comm, stream, c});
       }

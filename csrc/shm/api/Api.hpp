@@ -9,15 +9,16 @@ namespace torchcomms_pg::shm {
 // Returns the library. A communicator may connect processes or threads of one host. Every function
 // is as thread-safe as NCCL's.
 //
-// A `cudaStream_t` given to it is a HostStream* (host/HostStream.hpp). Null stands for the calling
-// thread: the operation has finished when the call (or the ncclGroupEnd around it) returns.
+// A `cudaStream_t` that the caller passes is a HostStream* (host/HostStream.hpp). Null stands for
+// the calling thread: the operation has finished when the call returns, or in a group when
+// ncclGroupEnd returns.
 const Library& library();
 
-// Returns its functions with NCCL's signatures, whose communicators are the same.
+// Returns the functions of library() with NCCL's signatures, for the same communicators.
 const NcclApi& ncclFunctions();
 
-// Returns a library with some of these functions. With it a simulated accelerator takes the code
-// path of a GPU with an old NCCL, and its fallbacks.
+// Returns a library without allToAll, gather and scatter, which an old NCCL lacks. With it, a
+// simulated accelerator takes the same code path as a GPU with an old NCCL.
 const Library& oldNccl();
 
 }  // namespace torchcomms_pg::shm

@@ -19,7 +19,8 @@ struct GroupState {
 thread_local GroupState group;
 thread_local std::string lastError;
 
-// Launches operations; refuses all of them unless they have one communicator and one stream.
+// Launches operations. Throws NcclError, and launches none, unless all have one communicator and
+// one stream.
 void launch(std::span<IssuedOp> operations) {
   const std::shared_ptr<Comm> comm = operations.front().comm;
   const cudaStream_t stream = operations.front().stream;
@@ -48,7 +49,7 @@ void issue(IssuedOp operation) {
     return;
   }
   if (operation.stream == nullptr) {
-    // Runs puts and waits without allocations.
+    // Runs a put or a wait for signals without a plan, which would allocate memory.
     Comm& comm = *operation.comm;
     if (const auto* put = std::get_if<Put>(&operation.what)) return comm.windows().run(*put);
     if (auto* wait = std::get_if<SignalWait>(&operation.what)) {

@@ -1,4 +1,4 @@
-// ncclGroupStart and ncclGroupEnd, and the path of operations from the call to their stream.
+// ncclGroupStart, ncclGroupEnd, and the path of an operation from its call to its stream.
 #pragma once
 
 #include <nccl.h>
@@ -17,25 +17,26 @@ struct IssuedOp {
   std::variant<Collective, std::shared_ptr<Transfer>, Put, SignalWait> what;
 };
 
-// Launches an operation, or in a group keeps it for the group's end. Outside a group, an operation
-// on the null stream has been executed on return. A transfer with `done` is launched at once, see
-// PointToPoint::runIndependently. Throws NcclError.
+// Launches an operation, or keeps it for the end of the calling thread's open group. Outside a
+// group, an operation on the null stream has been executed when issue() returns. A transfer with
+// `done` is launched at once even in a group, see PointToPoint::runIndependently. Throws NcclError.
 void issue(IssuedOp operation);
 
-// A group has operations of one communicator on one stream. Otherwise its end throws
-// ncclInvalidUsage, and launches nothing.
+// Open and close a group of the calling thread. Groups may be nested: the outermost groupEnd()
+// launches all operations. If they have several communicators or streams, it launches none and
+// throws NcclError with ncclInvalidUsage.
 void groupStart();
 void groupEnd();
 
 // Returns whether the calling thread has a group open.
 bool groupOpen();
 
-// Throws NcclError inside a group: `operation` waits for the other ranks, which may wait for this
-// group's operations.
+// Throws NcclError if the calling thread has a group open: `operation` waits for the other ranks,
+// and these may wait for the group's operations.
 void checkNoGroup(const char* operation);
 
-// Records that a call inside a group has failed: the group's end throws this error, and launches
-// nothing.
+// If the calling thread has a group open, records that a call in it has failed. The group's end
+// throws the first such error, and launches nothing.
 void deferError(ncclResult_t result, const std::string& text);
 
 // Returns the text of this thread's last error.

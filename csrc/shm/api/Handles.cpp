@@ -9,7 +9,8 @@
 namespace torchcomms_pg::shm {
 namespace {
 
-// A handle is a number, since a later communicator could get the same address.
+// Communicators by handle. A handle is a number, since a later communicator could get the address
+// of a freed communicator.
 struct Table {
   std::mutex mutex;
   uintptr_t next = 1;
@@ -50,7 +51,7 @@ bool isHandle(ncclComm_t handle) {
 }
 
 void removeHandle(ncclComm_t handle) {
-  std::shared_ptr<Comm> comm;  // declared first: destroyed after the lock is released
+  std::shared_ptr<Comm> comm;  // declared before the lock, so that it is destroyed after unlocking
   std::lock_guard lock(table().mutex);
   const auto found = table().comms.find(handle);
   if (found == table().comms.end()) return;

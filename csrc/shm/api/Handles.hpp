@@ -1,4 +1,4 @@
-// The communicators that callers hold.
+// The handles that callers hold, and their communicators.
 #pragma once
 
 #include <nccl.h>
@@ -9,12 +9,13 @@
 
 namespace torchcomms_pg::shm {
 
-// Adds a communicator to the table of handles. A handle that was destroyed or never existed causes
-// an error, not a crash. Every user of a communicator shares its ownership. Callable from any
-// thread.
+// Adds a communicator to the table of handles, and returns its new handle. A handle that was
+// removed or never existed causes an error, not a crash. All functions of this file are callable
+// from any thread.
 ncclComm_t addHandle(std::shared_ptr<Comm> comm);
 
-// Returns the communicator. Throws NcclError naming `operation` for null and unknown handles.
+// Returns the communicator, which the caller then owns, too. Throws NcclError, whose text names
+// `operation`, if the handle is null or unknown.
 std::shared_ptr<Comm> findHandle(ncclComm_t handle, const char* operation);
 
 bool isHandle(ncclComm_t handle);

@@ -24,7 +24,8 @@ void discard(const std::shared_ptr<Comm>& comm, ncclComm_t* made) {
   comm->abort();
 }
 
-// Waits for the other ranks of a communicator that this rank has joined.
+// Waits until all ranks have joined. If the communicator is not blocking, returns at once, with
+// ncclInProgress if ranks have not joined.
 ncclResult_t complete(const std::shared_ptr<Comm>& comm, ncclComm_t* made) {
   if (!comm->blocking()) return comm->allJoined() ? ncclSuccess : ncclInProgress;
   try {
@@ -43,7 +44,7 @@ ncclResult_t joinAndComplete(
   return complete(comm, made);
 }
 
-// A rank's arguments of a split.
+// A rank's arguments to a split.
 struct Choice {
   int32_t color;
   int32_t key;
@@ -55,8 +56,8 @@ struct Place {
   int rank;
 };
 
-// Takes two steps over the parent: every rank's choice, then the ids of the new communicators, each
-// made by its rank 0.
+// Exchanges every rank's choice over the parent, and then the ids of the new communicators, which
+// the rank 0 of each makes. Returns nullopt if this rank chose NCCL_SPLIT_NOCOLOR.
 std::optional<Place> rendezvousForSplit(Comm& parent, Choice choice) {
   Exchange& exchange = parent.exchange();
   Collective rendezvous;
@@ -104,7 +105,8 @@ ncclResult_t runSplit(Comm& parent, Choice choice, bool blocking, ncclComm_t* ma
     try {
       place = rendezvousForSplit(parent, choice);
     } catch (const NcclError& failure) {
-      // The peers wait for this rank, which may, for example, have run out of file descriptors.
+      // Fails the communicator, since the peers wait for this rank. The error may be this rank's
+      // alone, such as too many open files.
       parent.fail(failure);
       throw;
     }

@@ -11,9 +11,10 @@
 
 namespace torchcomms_pg::shm {
 
-// All functions check their arguments, throw NcclError, and are refused inside a group. `*made` is
-// set before they wait for the other ranks to join, so that another thread can abort the wait. It
-// is null after an error.
+// Make communicators, as NCCL's functions do. They throw NcclError for wrong arguments, inside a
+// group, and if they fail; `*made` is then null. They set `*made` before they wait for ranks to
+// join, so that another thread can abort the wait. If `deadline` passes before a survivor has the
+// new id, shrink() returns ncclInProgress with a null `*made`.
 ncclResult_t initRank(
     ncclComm_t* made, int ranks, const ncclUniqueId& id, int rank, const ncclConfig_t* config);
 ncclResult_t split(

@@ -50,7 +50,7 @@ const char* getLastError(ncclComm_t handle) {
       const std::shared_ptr<Comm> comm = findHandle(handle, "getLastError");
       if (comm->segment().failed()) setThreadError(comm->segment().failure().what());
     } catch (const std::exception&) {
-      // The communicator has ended, or memory is short: the thread's own last error is returned.
+      // If the communicator has ended or memory is short, returns this thread's own last error.
     }
   }
   return threadError().c_str();
@@ -61,9 +61,9 @@ ncclResult_t commInitRankConfig(
   return guarded([&] { return initRank(made, ranks, id, rank, config); });
 }
 
-// Forgets a communicator in a forked child, which can do nothing else with it: its memory belongs
-// to the parent's rank, and its locks may be held by threads that do not exist in the child.
-// Returns false if this process is not forked.
+// Removes the handle of a communicator in a forked child and frees nothing: the memory belongs to
+// the parent's rank, and threads that do not exist in the child may hold the locks. Returns false,
+// and does nothing, if this process has joined the communicator itself.
 bool forgetInFork(ncclComm_t handle, const std::shared_ptr<Comm>& comm) {
   try {
     comm->checkProcess();

@@ -12,10 +12,12 @@
 
 namespace torchcomms_pg::shm {
 
-// Keeps the text as this thread's last error, and as the open group's, and returns `result`.
+// Keeps `text` as this thread's last error, and as the error of an open group that has no error
+// yet. Returns `result`.
 ncclResult_t reportFailure(ncclResult_t result, const char* text) noexcept;
 
-// Runs `body`. An exception becomes a result code and this thread's last error.
+// Runs `body` and returns its result. An exception becomes a result code and this thread's last
+// error.
 template <class Body>
 ncclResult_t guarded(const Body& body) noexcept {
   try {

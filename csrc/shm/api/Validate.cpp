@@ -43,9 +43,9 @@ void checkRank(const char* operation, const char* name, int rank, int ranks) {
 
 bool checkConfig(const char* operation, const ncclConfig_t* config, bool inherited) {
   if (config == nullptr) return inherited;
-  // NCCL_API_MAGIC, which nccl.h names from 2.29 on.
+  // The value of NCCL_API_MAGIC, which nccl.h defines since NCCL 2.29.
   constexpr unsigned kConfigMagic = 0xcafebeef;
-  // The caller's header may be older, so only the fields that it has may be read.
+  // The caller's nccl.h may be older: only fields within `config->size` may be read.
   constexpr size_t kLeast = offsetof(ncclConfig_t, blocking) + sizeof config->blocking;
   if (config->magic != kConfigMagic || config->size < kLeast) {
     invalidArgument(operation, "config was not made with NCCL_CONFIG_INITIALIZER");

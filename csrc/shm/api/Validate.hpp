@@ -1,5 +1,5 @@
-// Checks of arguments, before anything is enqueued. All throw NcclError with the operation, the
-// argument, its value and the expected one.
+// Checks of arguments, before an operation is enqueued. All throw NcclError, whose text names the
+// operation, the argument, its value and the expected values.
 #pragma once
 
 #include <nccl.h>
@@ -17,11 +17,11 @@ void checkBuffer(const char* operation, const char* name, const void* buffer, si
 void checkType(const char* operation, ncclDataType_t type);
 void checkRank(const char* operation, const char* name, int rank, int ranks);
 
-// Returns whether a configuration asks for a blocking communicator, or `inherited` if it does not
-// say.
+// Returns whether `config` asks for a blocking communicator, or `inherited` if `config` is null or
+// leaves `blocking` undefined.
 bool checkConfig(const char* operation, const ncclConfig_t* config, bool inherited);
 
-// Also checks that `count` elements per rank are addressable.
+// Checks the type, the root, the buffers, and that `count` elements per rank are addressable.
 void checkCollective(const Collective& collective, const Comm& comm);
 
 }  // namespace torchcomms_pg::shm

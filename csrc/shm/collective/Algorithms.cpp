@@ -28,7 +28,8 @@ class Execution {
 
   void run();
 
-  // The two halves of run(), for a collective of one step.
+  // publish() and complete() are the two halves of run() for a collective of one step. oneStep()
+  // returns whether the collective takes one step and publish() stages only little data.
   bool oneStep() const {
     const size_t staged = bytes(c_.count) * (inParts() ? ranks_ : 1);
     return !shared() && c_.count <= capacity() && staged <= kPublishedBytes;
@@ -41,11 +42,11 @@ class Execution {
   void complete() { ranks_ == 1 ? alone() : process({0, c_.count}); }
 
  private:
-  // Bytes that a rank stages at once if its peers only copy. Measured: half the size takes up to
-  // 1.4 times as long with two ranks, twice the size up to 1.2 times as long with four.
+  // Limit of the bytes that a rank stages in one step of all_gather or gather. Measured: half the
+  // size takes up to 1.4 times as long with two ranks, twice the size up to 1.2 times with four.
   static constexpr size_t kPieceBytes = 512 << 10;
 
-  // Limit of the bytes that publish() stages, since it delays the caller.
+  // Limit of the bytes that publish() stages, since the copy delays the caller.
   static constexpr size_t kPublishedBytes = 256 << 10;
 
   void alone() { stage(c_.output, c_.input, c_.count); }
@@ -61,8 +62,8 @@ class Execution {
   size_t capacity() const;
   // Returns whether a rank stages a separate part for each other rank.
   bool inParts() const;
-  // prepare() publishes this rank's range of a step; process() reads what the other ranks have
-  // published.
+  // prepare() publishes this rank's data for a step. process() reads the other ranks' data and
+  // completes the output.
   void prepare(Range range);
   void process(Range range);
   void fill(std::byte* mine, Range range) const;
@@ -82,8 +83,7 @@ class Execution {
   }
 
   void move(void* out, const void* in, size_t count) const { host::copy(out, in, bytes(count)); }
-  // Copies this rank's input to the buffer from which it is reduced, multiplied if the operator has
-  // a factor.
+  // Copies a part of this rank's input, multiplied by the operator's factor if it has one.
   void stage(void* out, const void* in, size_t count) const {
     if (c_.op.scaled) {
       host::scale(c_.type, out, in, scalar_, count);
@@ -94,7 +94,8 @@ class Execution {
   void combine(void* out, const void* const* in, size_t count) const {
     host::reduce(c_.type, c_.op.scaled ? ncclSum : c_.op.reduction, out, in, ranks_, count);
   }
-  // Returns the peer for turn `i` of ranks_ - 1; every rank starts with another peer.
+  // Returns the rank that is `i` + 1 after this one, modulo ranks_: every rank begins with another
+  // peer, and `i` = ranks_ - 1 returns this rank itself.
   int peer(int i) const { return (rank_ + 1 + i) % ranks_; }
 
   bool root() const { return rank_ == c_.root; }
@@ -120,14 +121,14 @@ void Execution::run() {
     const Range now = next;
     next.first += now.count;
     next.count = std::min(capacity(), c_.count - next.first);
-    if (next.count != 0) prepare(next);  // one range ahead
+    if (next.count != 0) prepare(next);  // publishes one range ahead of process()
     process(now);
   } while (next.count != 0);
 }
 
-// Reduce-scatter followed by all-gather (Rabenseifner), in rounds of two steps. In the first step,
-// every rank reduces its part of all inputs. In the second, the ranks that want the result collect
-// the reduced parts.
+// Runs a reduce-scatter and then an all-gather (Rabenseifner), in rounds of two steps. In the first
+// step, every rank reduces its part of all inputs. In the second, the ranks that want the result
+// collect the reduced parts.
 void Execution::reduceShared() {
   struct Round {
     Range all;
@@ -203,7 +204,7 @@ bool Execution::inParts() const {
 void Execution::prepare(Range range) {
   fill(exchange_.open(), range);
   exchange_.publish();
-  // Copies this rank's own part, which no peer reads.
+  // Copies the part of the output that comes from this rank's own input.
   const size_t own = c_.count * rank_ + range.first;
   switch (c_.kind) {
     case CollectiveKind::allGather: return move(output(own), input(range.first), range.count);

@@ -1,4 +1,4 @@
-// Composition of collectives from exchange steps.
+// Runs collectives as sequences of Exchange's steps.
 #pragma once
 
 #include "shm/Host.hpp"
@@ -10,14 +10,14 @@ namespace torchcomms_pg::shm {
 // part is done. Throws NcclError.
 void execute(Exchange& exchange, const Collective& collective, int rank, int ranks);
 
-// The two halves of execute(). begin() publishes what the peers need from this rank, without
-// waiting for them. It returns false, and does nothing, if it would have to wait or the collective
-// takes several steps.
+// The two halves of execute(). begin() publishes this rank's data and returns true. It does nothing
+// and returns false if it would have to wait, or if the collective takes several steps or much
+// data. complete() blocks until this rank's part is done. Both throw NcclError.
 bool begin(Exchange& exchange, const Collective& collective, int rank, int ranks);
 void complete(Exchange& exchange, const Collective& collective, int rank, int ranks);
 
-// Returns the size up to which an all-reduce or reduce takes one step, in which every rank that
-// wants the result reduces everything. The ranks share the work of larger ones.
+// Returns the number of bytes up to which an all-reduce or reduce takes one step. In this step
+// every rank that wants the result reduces all inputs. For more bytes, the ranks share the work.
 size_t oneShotBytes(int ranks);
 
 }  // namespace torchcomms_pg::shm

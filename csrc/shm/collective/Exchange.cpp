@@ -34,14 +34,14 @@ void Exchange::publish() {
   mine.arrived.store(++published_, std::memory_order_release);
   waiter_.noteCpu();
   segment_.wakeAll(self_);
-  // Follows the fence in wakeAll(), so that at least one of two ranks sees the other's step.
+  // Follows the fence in wakeAll(): of two ranks that publish, at least one sees the other's step.
   if (rooted_) checkArrived(published_ - 1);
 }
 
 void Exchange::checkArrived(uint64_t step) {
   for (int peer = 0; peer < segment_.size(); ++peer) {
-    // A peer cannot be kDepth steps ahead of this rank, so the signatures of its last steps are
-    // still readable.
+    // A peer is at most kDepth steps ahead of this rank, so the signatures of this rank's last
+    // kDepth steps are still readable.
     const auto& arrived = segment_.state(peer).progress.arrived;
     if (arrived.load(std::memory_order_acquire) > step) check(peer, step);
   }

@@ -12,38 +12,42 @@
 
 namespace torchcomms_pg::shm {
 
-// This rank's side of the steps. All ranks execute the same steps in the same order; a step may be
-// opened and published before the step before it is closed. Used only by the thread whose turn it
-// is, except missingRanks().
+// This rank's side of the steps. All ranks execute the same steps in the same order. A rank may
+// open and publish a step before it has closed the previous step. Any thread may call
+// missingRanks(); the other functions are for the thread whose ticket is next (TicketLock).
 class Exchange {
  public:
   Exchange(Segment& segment, const Waiter& waiter, int self)
       : segment_(segment), waiter_(waiter), self_(self) {}
 
-  // Sets the collective that the next steps belong to. `rooted`: not every rank reads from every
-  // other, so read() would miss some mismatches, and publish() compares signatures as well.
+  // Sets the signature of the collective to which the next steps belong. `rooted` is true if some
+  // ranks do not read from all others: read() would miss some mismatches, so publish() compares
+  // signatures, too.
   void begin(const Signature& signature, bool rooted = false) {
     signature_ = signature;
     rooted_ = rooted;
   }
 
-  // Returns the buffer of the next step, once no peer reads its previous content.
+  // Blocks until no peer reads the previous content of the next step's buffer, and returns the
+  // buffer. Throws NcclError.
   std::byte* open();
   // Returns whether open() would return without waiting.
   bool hasRoom() const;
-  // Publishes the opened buffer. Throws NcclError if a peer has published a different collective:
-  // the later of two ranks throws, in publish() or read(), and the other one sees the failure.
+  // Publishes the opened buffer. In a rooted collective, throws NcclError if a peer has published
+  // the step for a different collective; the communicator has then failed on every rank.
   void publish();
 
-  // Returns a peer's buffer of the oldest unclosed step, once published.
+  // Blocks until `peer` has published the oldest step that this rank has not closed, and returns
+  // the peer's buffer. Throws NcclError, for example if the peer has published a different
+  // collective.
   const std::byte* read(int peer);
 
-  // Returns this rank's buffer of that step.
+  // Returns this rank's buffer of the oldest step that it has not closed.
   const std::byte* mine() const {
     return segment_.staging(self_, closed_.load(std::memory_order_relaxed));
   }
 
-  // Closes the oldest unclosed step: this rank reads nothing more of it.
+  // Closes the oldest unclosed step: this rank no longer reads the step's buffers.
   void close();
 
   size_t bytes() const { return kStagingBytes; }
@@ -51,7 +55,8 @@ class Exchange {
   // Returns the ranks that have not published the oldest unclosed step.
   std::vector<int> missingRanks() const;
 
-  // Compares the signatures that no later open() will compare, as far as possible without waiting.
+  // Compares signatures of the last kDepth steps, which no later open() will compare, with peers
+  // that have published the steps. Does not wait. Throws NcclError if they differ.
   void checkLastSteps();
 
  private:

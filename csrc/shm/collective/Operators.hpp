@@ -10,14 +10,15 @@
 
 namespace torchcomms_pg::shm {
 
-// Thread-safe. All throw NcclError.
+// Thread-safe. destroy() and resolve() throw NcclError if they do not know the operator.
 class Operators {
  public:
-  // Same as ncclRedOpCreatePreMulSum, with arguments that have been checked.
+  // Does what ncclRedOpCreatePreMulSum does. The caller has checked the arguments.
   ncclRedOp_t createPreMulSum(
       const void* scalar, ncclDataType_t type, ncclScalarResidence_t residence);
   void destroy(ncclRedOp_t op);
-  // Returns the operator that `op` stands for, which may be one of NCCL's own.
+  // Returns the operator for which `op` stands, one of NCCL's or a created one. Throws NcclError
+  // also if `op` was created for a different type than `type`.
   Operator resolve(ncclRedOp_t op, ncclDataType_t type) const;
 
  private:

@@ -10,7 +10,7 @@
 namespace torchcomms_pg::shm {
 namespace {
 
-// Made while there is memory.
+// Made when the library is loaded, since later there may be no memory for it.
 const auto& outOfMemory = neverDestroyed<NcclError>(ncclSystemError, "out of memory");
 
 }  // namespace
@@ -35,7 +35,7 @@ ncclResult_t Plan::start() {
       if (self->execute() != ncclSuccess) stream.failed();
     });
   } catch (const std::exception& error) {
-    // The plan already has a place in the order, which later plans wait for.
+    // Later plans wait for this plan, which the stream will not execute. So the communicator fails.
     comm_->fail(NcclError(ncclSystemError, error.what(), {comm_->rank()}));
     return execute();
   }
@@ -63,7 +63,7 @@ ncclResult_t Plan::execute() noexcept {
       comm_->fail(cause);
       return comm_->segment().failure().result;
     } catch (const std::bad_alloc&) {
-      return cause.result;  // recorded all the same
+      return cause.result;  // fail() has recorded a failure without allocating
     }
   };
   try {

@@ -1,4 +1,4 @@
-// Operations that are executed together: all that one thread issued in one group, or a single one.
+// Operations that are executed together: all operations of one group, or a single operation.
 #pragma once
 
 #include <memory>
@@ -8,8 +8,8 @@
 
 namespace torchcomms_pg::shm {
 
-// The operations of one communicator on one stream. Built and started by the issuing thread,
-// executed by one thread.
+// Operations of one communicator on one stream. The issuing thread builds and starts the plan, and
+// one thread executes it.
 class Plan : public std::enable_shared_from_this<Plan> {
  public:
   Plan(std::shared_ptr<Comm> comm, cudaStream_t stream) : comm_(std::move(comm)), stream_(stream) {}
@@ -19,20 +19,22 @@ class Plan : public std::enable_shared_from_this<Plan> {
   void add(Put put) { puts_.push_back(std::move(put)); }
   void add(SignalWait wait) { waits_.push_back(std::move(wait)); }
 
-  // Enqueues the operations on the stream; if the stream records a graph, each replay executes
-  // them. Without a stream, blocks until they are done, and returns their result.
+  // Enqueues the operations on the stream. If the stream records a graph, each replay executes
+  // them. If the stream is null, executes them in the calling thread. Returns their result if they
+  // have been executed, and else ncclSuccess.
   ncclResult_t start();
 
  private:
-  // Returns a copy of a plan that has not been launched.
+  // Returns a copy. This plan must not have been launched.
   std::shared_ptr<Plan> again() const;
 
-  // Fixes the plan's place in the order of the communicator's operations. `now`: no earlier
-  // operation is pending, so the peers may get what they need from this plan at once.
+  // Fixes the plan's place in the order of the communicator's operations. `now` is true if the
+  // stream has no earlier operation: then a single small collective publishes this rank's data at
+  // once.
   void launch(bool now);
 
   // Runs the puts, which do not wait, then the transfers together, then the waits for signals, then
-  // the collectives in order. Blocks. An error fails the communicator.
+  // the collectives in order. Blocks. Returns the result; an error fails the communicator.
   ncclResult_t execute() noexcept;
 
   std::shared_ptr<Comm> comm_;

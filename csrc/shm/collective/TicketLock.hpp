@@ -1,4 +1,4 @@
-// The order of a communicator's collectives within one process.
+// The order in which one rank executes a communicator's collectives.
 #pragma once
 
 #include <atomic>
@@ -12,8 +12,8 @@
 
 namespace torchcomms_pg::shm {
 
-// Hands out tickets when operations are issued, and lets the operations execute in that order, on
-// any threads. Thread-safe.
+// Hands out a ticket when collectives are issued, and lets any threads execute the collectives in
+// the order of their tickets. Thread-safe.
 class TicketLock {
  public:
   uint64_t take() { return issued_.fetch_add(1); }

@@ -1,5 +1,4 @@
-// A one-way stream of messages through shared memory, with one writer and one
-// reader.
+// A one-way stream of messages through shared memory, with one writer and one reader.
 #pragma once
 
 #include <algorithm>
@@ -16,28 +15,30 @@ namespace torchcomms_pg::shm {
 
 struct MessageHeader {
   uint64_t count;
-  uint64_t sequence;  // number of the message in its channel; checked
+  uint64_t sequence;  // number of the message in its channel, from 0; the reader checks it
   int32_t tag;
   uint16_t type;
-  uint16_t slot;  // slot in which the reader confirms the message; 0 if it does not
+  uint16_t slot;  // slot in which the reader confirms the message, or 0 for no confirmation
 };
 static_assert(sizeof(MessageHeader) <= kLine / 2, "a small message is to fit into one line");
 
-// Number of slots of a channel, for messages whose senders wait until they are received. Slots are
-// numbered from 1.
+// Number of slots of a channel, numbered from 1. A message has a slot if its sender waits until the
+// message has been received.
 inline constexpr uint16_t kSlots = 512;
 
-// State at the channel's beginning; zero-initialised. Cursors count bytes and never wrap.
+// State at the beginning of a channel's memory; zero at first. `head` and `tail` count bytes from
+// the channel's first byte on and never wrap.
 struct ChannelControl {
-  alignas(kLine) std::atomic<uint64_t> head;  // written up to here
-  std::atomic<uint32_t> wantsRoom;            // the writer waits for the reader
-  alignas(kLine) std::atomic<uint64_t> tail;  // read up to here
-  // One bit for each slot, set by the reader and cleared by the writer.
+  alignas(kLine) std::atomic<uint64_t> head;  // bytes written
+  std::atomic<uint32_t> wantsRoom;            // 1 if the writer waits for room, else 0
+  alignas(kLine) std::atomic<uint64_t> tail;  // bytes read
+  // One bit for each slot. The reader sets the bit when the slot's message has been received, and
+  // the writer clears the bit.
   alignas(kLine) std::atomic<uint64_t> received[kSlots / 64];
 };
 
-// The part that writer and reader share. Each message starts on a new cache line, so that a header
-// never wraps around.
+// The members that writer and reader have in common. Each message starts on a new cache line, so
+// that a header never wraps around.
 class ChannelEnd {
  public:
   void attach(std::byte* memory, size_t bytes) {
@@ -48,14 +49,15 @@ class ChannelEnd {
   }
 
  protected:
-  // Size of a piece: large enough to make publishing cheap, small enough for the reader to copy one
-  // piece while the writer copies the next.
+  // Limit of the bytes of a piece: large enough to make publishing cheap, small enough for the
+  // reader to copy one piece while the writer copies the next.
   static constexpr size_t kPiece = 16 << 10;
 
-  // Number of pieces per call; the limit keeps a message from delaying the others.
+  // Limit of the pieces that one call moves, so that a long message does not delay other messages.
   static constexpr int kPiecesPerCall = 8;
 
-  // Number of bytes at the cursor that do not wrap.
+  // Returns the number of bytes from the cursor to the end of `data_`, where the channel wraps
+  // around.
   size_t contiguous() const { return capacity_ - cursor_ % capacity_; }
   std::byte* at() const { return data_ + cursor_ % capacity_; }
   void padToLine() { cursor_ = (cursor_ + kLine - 1) / kLine * kLine; }
@@ -64,14 +66,15 @@ class ChannelEnd {
   std::byte* data_ = nullptr;
   size_t capacity_ = 0;
   size_t piece_ = 0;
-  uint64_t cursor_ = 0;  // of this side
-  uint64_t other_ = 0;   // of the other side, as last seen
+  uint64_t cursor_ = 0;  // bytes that this side has written or read
+  uint64_t other_ = 0;   // the other side's cursor, as last seen
 };
 
 class ChannelWriter : public ChannelEnd {
  public:
-  // Continues to write one message; call until it returns true, once all is written. Calls
-  // published() after each piece. `moved` counts the bytes written, initially zero.
+  // Writes the next pieces of a message, and calls published() after each. Returns true once the
+  // whole message is written; call again until then. `moved` is the number of content bytes written
+  // so far, and zero before the first call.
   template <class Published>
   bool write(
       const MessageHeader& header,
@@ -121,8 +124,8 @@ class ChannelWriter : public ChannelEnd {
   }
 
  private:
-  // Returns the free bytes. Negative if padding after the last message covers a part of a line that
-  // the reader has not read yet.
+  // Returns the number of free bytes. It is negative if the padding after the last message reaches
+  // into a line that the reader has not finished.
   int64_t room() {
     const auto free = [&] { return static_cast<int64_t>(capacity_ - (cursor_ - other_)); };
     if (free() >= static_cast<int64_t>(kLine)) return free();
@@ -150,11 +153,11 @@ class ChannelReader : public ChannelEnd {
     return true;
   }
 
-  // Enters the message whose header peek() has copied.
+  // Moves the cursor past the header that peek() has copied, to the message's content.
   void begin() { cursor_ += sizeof(MessageHeader); }
 
-  // Continues to read the message's content; returns true once all is read. Calls freed() if the
-  // writer waits for room.
+  // Reads the next pieces of the message's content, and calls freed() if the writer waits for room.
+  // Returns true once all content is read. `moved` is the number of bytes read so far.
   template <class Freed>
   bool read(std::byte* out, size_t bytes, size_t& moved, const Freed& freed) {
     for (int piece = 0; piece < kPiecesPerCall; ++piece) {

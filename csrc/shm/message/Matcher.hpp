@@ -9,29 +9,29 @@
 
 namespace torchcomms_pg::shm {
 
-// Receives without a message yet, and messages without a receive yet. Such a message is a transfer,
-// too: the send, if it is this rank's own, or else a receive without a buffer, whose peer is the
-// source. Messages of one source and tag are matched in the order of their arrival with receives in
-// the order in which they were posted, whether or not a receive names its source. Not thread-safe.
+// Keeps receives that have no message yet, and messages that have no receive yet. Such a message is
+// a Transfer, too: the send, if this rank sends to itself, or else a receive without a buffer,
+// whose `peer` is the source. Messages of one source and tag are matched in the order of arrival.
+// Receives are matched in the order of post(), whether they name a source or not. Not thread-safe.
 class Matcher {
  public:
   void prepare(int ranks) { posted_.resize(ranks); }
 
-  // Forgets all. Allocates nothing.
+  // Forgets all receives and messages. Allocates nothing.
   void clear() noexcept;
 
-  // Removes and returns the held message that `receive` matches. If none does, posts the receive
-  // and returns null.
+  // Removes and returns the held message that `receive` matches. If no message matches, posts the
+  // receive and returns null.
   std::shared_ptr<Transfer> post(const std::shared_ptr<Transfer>& receive);
 
-  // Removes and returns the posted receive that a new message matches, or null.
+  // Removes and returns the posted receive that a new message matches, or null if none does.
   std::shared_ptr<Transfer> take(int source, int tag);
 
   // Holds a message for which take() returned null.
   void hold(const std::shared_ptr<Transfer>& message) { held_.push_back(message); }
 
-  // Removes a posted receive. Returns false if it is not posted, for example because it has its
-  // message.
+  // Removes a posted receive. Returns false if the receive is not posted, for example because
+  // take() has returned it.
   bool cancel(const Transfer& receive);
 
   // Notes that a posted receive has been started.

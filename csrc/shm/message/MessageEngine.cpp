@@ -9,7 +9,7 @@
 namespace torchcomms_pg::shm {
 namespace {
 
-// Limit of the bytes of a message to this rank itself that one step moves.
+// Limit of the bytes that one step moves of a message to this rank itself.
 constexpr size_t kSelfPiece = 1 << 20;
 
 std::string amount(size_t count, ncclDataType_t type) {
@@ -140,7 +140,8 @@ const Transfer* MessageEngine::oldestPending() const {
   return oldest;
 }
 
-// Chooses the first started send that has no earlier send of its tag before it.
+// Chooses the first started send in the queue that has no other send of its tag before it. Returns
+// false if the queue has no such send.
 bool MessageEngine::chooseNext(Outgoing& out) {
   for (auto next = out.queue.begin(); next != out.queue.end(); ++next) {
     if (!(*next)->started) continue;
@@ -277,7 +278,7 @@ void MessageEngine::pumpSelf() {
   });
 }
 
-// Matches a receive with a message that Matcher holds, or with a send to this rank itself.
+// Matches a receive with a message that the Matcher held, or with a send to this rank itself.
 void MessageEngine::match(
     const std::shared_ptr<Transfer>& message, const std::shared_ptr<Transfer>& receive) {
   if (!noteMatch(*message, *receive)) return;
@@ -294,7 +295,8 @@ void MessageEngine::match(
   if (current == message) current = receive;
 }
 
-// Returns false, and reports the error, if the two sides of a message differ.
+// Notes that a receive has its message. If count or type of the two differ, reports the error and
+// returns false.
 bool MessageEngine::noteMatch(const Message& message, Transfer& receive) {
   if (message.count != receive.count || message.type != receive.type) {
     report(

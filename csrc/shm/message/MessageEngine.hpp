@@ -17,29 +17,30 @@ namespace torchcomms_pg::shm {
 // Never blocks and calls no callbacks. Not thread-safe.
 //
 // A message whose receive has not been started stays in its channel, unless a started receive may
-// wait for a message behind it. It is then copied to the heap, so that it never holds up a message
-// of another tag.
+// wait for a later message. In that case the engine copies the first message to the heap, so that
+// it never holds up a message of another tag.
 class MessageEngine {
  public:
   MessageEngine(Segment& segment, int rank);
 
-  // Fixes the transfer's place in the order of its peer and tag. Does not throw, see problem().
+  // Fixes the transfer's place in the order of its peer and tag. Does not throw: problem() has the
+  // error, if any.
   void add(const std::shared_ptr<Transfer>& transfer);
 
-  // Allows access to the transfer's buffer. Does not throw.
+  // Allows the engine to access the transfer's buffer. Does not throw.
   void start(const std::shared_ptr<Transfer>& transfer);
 
-  // Withdraws a receive. Returns false if it has its message.
+  // Withdraws a receive. Returns false if the receive has its message.
   bool cancel(const Transfer& receive) { return matcher_.cancel(receive); }
 
-  // Moves what can be moved, up to a limit per message; returns whether anything moved. Once there
-  // is a problem nothing moves: an allocation that failed has left some transfer half ended.
+  // Moves the bytes that can be moved, up to a limit per message, and returns whether any moved.
+  // Once problem() is set, moves nothing: a failed allocation may have left a transfer half ended.
   bool step();
 
   // Forgets all transfers. Allocates nothing.
   void clear() noexcept;
 
-  // Returns the ended transfers, for the caller to clear.
+  // Returns the list of ended transfers, which the caller clears.
   std::vector<std::shared_ptr<Transfer>>& ended() { return ended_; }
 
   // Returns the error with which the communicator must fail, or null.
@@ -54,11 +55,11 @@ class MessageEngine {
     std::deque<std::shared_ptr<Transfer>> queue;
     std::shared_ptr<Transfer> current;  // being written
     uint64_t messages = 0;
-    // Confirmed sends that are written but not yet received, by slot from 1. Empty before the
-    // first.
+    // Confirmed sends that are written and not yet received, by slot; element 0 is unused. Has no
+    // elements before the first such send.
     std::vector<std::shared_ptr<Transfer>> unreceived;
     size_t unreceivedCount = 0;
-    bool active = false;  // listed in sendingTo_
+    bool active = false;  // whether sendingTo_ lists the destination
   };
   struct Arriving {
     ChannelReader channel;

@@ -18,12 +18,12 @@ namespace {
 // Limit of the time for which shutdown() waits for callbacks.
 constexpr auto kCallbackLimit = std::chrono::seconds(2);
 
-// Bytes up to which an independent transfer moves in the issuing call, which takes less time than
-// waking another thread: 64 KiB are copied in 7 us, and waking takes 35 us.
+// Limit of the bytes of a transfer that runIndependently() moves itself. Moving them takes less
+// time than waking another thread: 64 KiB are copied in 7 us, and waking takes 35 us.
 constexpr size_t kAtOnce = 64 << 10;
 
-// Blocks all signals in threads started during its lifetime: signals are left to the application's
-// threads.
+// Blocks all signals in threads that are started while the object lives, so that the application's
+// threads get them.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -82,8 +82,8 @@ void PointToPoint::add(const std::shared_ptr<Transfer>& transfer) {
   }
 }
 
-// Moves messages, and calls `done` of ended ones, until satisfied() or nothing moves any more.
-// Returns whether anything has moved.
+// Moves messages and calls `done` for those that end, until satisfied() is true, nothing moves any
+// more, or the communicator has failed. Returns whether anything has moved.
 template <class Satisfied>
 bool PointToPoint::progress(const Satisfied& satisfied) {
   bool any = false;
@@ -106,8 +106,8 @@ bool PointToPoint::progress(const Satisfied& satisfied) {
       fail(problem);
       return any;
     }
-    // Yields, since a mutex is not fair: a thread that waits for it would wake and find it locked
-    // again.
+    // Yields while other threads wait for the mutex. A mutex is not fair: without the yield, a
+    // waiting thread would wake and find it locked again.
     for (int i = 0; i < 100 && contenders_.load(std::memory_order_relaxed) != 0; ++i) {
       std::this_thread::yield();
     }
@@ -115,7 +115,7 @@ bool PointToPoint::progress(const Satisfied& satisfied) {
   return any;
 }
 
-// Returns whether any transfer has ended.
+// Lists the ended asynchronous transfers in completed_. Returns whether any transfer has ended.
 bool PointToPoint::handleEnded() {
   if (engine().ended().empty()) return false;
   for (auto& transfer : engine().ended()) {
@@ -132,7 +132,7 @@ bool PointToPoint::needs(const Transfer& transfer, int rank) const {
   const int partner = transfer.partner.load(std::memory_order_relaxed);
   if (partner != kAnyPeer) return partner == rank;
   if (transfer.elsewhere) return false;
-  // A rank that has left is needed only if no other rank is left to send.
+  // A receive from any rank needs a rank that has left only if all other ranks have left, too.
   const auto left = [this](int other) {
     return comm_.segment().state(other).phase.load(std::memory_order_acquire) > Phase::joined;
   };
@@ -143,8 +143,8 @@ bool PointToPoint::needs(const Transfer& transfer, int rank) const {
   return true;
 }
 
-// Returns whether some transfer needs `rank`, by involved(). If the rank has left, calls progress()
-// first: an earlier message of the rank may have arrived, so that it is no longer needed.
+// Returns involved(): whether some transfer needs `rank`. If the rank has left, moves messages
+// first, since the rank may have sent the needed ones before.
 template <class Involved>
 bool PointToPoint::stillNeeds(int rank, const Involved& involved) {
   if (!involved()) return false;
@@ -154,7 +154,8 @@ bool PointToPoint::stillNeeds(int rank, const Involved& involved) {
   return involved();
 }
 
-// Moves messages until satisfied() or the communicator is closed. Meanwhile the server moves none.
+// Moves messages until satisfied() is true or close() has been called. Meanwhile the server moves
+// no messages. Throws NcclError.
 template <class Satisfied, class Needed>
 void PointToPoint::move(const Satisfied& satisfied, const Needed& needed) {
   struct Mover {
@@ -169,7 +170,7 @@ void PointToPoint::move(const Satisfied& satisfied, const Needed& needed) {
       if (all.serverMoves()) all.work_.notify_one();
     }
   } const mover(*this);
-  // Ends the wait when something has moved, so that the spin time starts again.
+  // Ends a wait when something has moved, so that the next wait has the whole spin time.
   const auto ready = [&] { return progress(satisfied) || satisfied() || closed_; };
   while (!satisfied() && !closed_) comm_.waiter().wait(ready, needed);
 }
@@ -178,7 +179,7 @@ void PointToPoint::moveUntil(FunctionRef<bool()> ended) {
   try {
     move(ended, [this](int rank) { return independentNeeds(rank); });
   } catch (const NcclError& failure) {
-    // Otherwise a signal has interrupted this thread.
+    // If the communicator has not failed, a signal has interrupted this thread.
     if (comm_.segment().failed()) close(std::make_shared<const NcclError>(failure));
   }
   callBackAll();
@@ -199,7 +200,7 @@ void PointToPoint::run(Transfers transfers) {
     }
     for (const auto& transfer : transfers) engine().start(transfer);
   }
-  size_t first = 0;  // first transfer that has not ended
+  size_t first = 0;  // index of the first transfer that has not ended
   const auto ended = [&] {
     while (first < transfers.size() && transfers[first]->ended.load(std::memory_order_acquire)) {
       ++first;
@@ -231,7 +232,7 @@ void PointToPoint::runIndependently(const std::shared_ptr<Transfer>& transfer) {
     if (closed_) throwClosed();
     startServer();
     MessageEngine& moving = engine();
-    // Nothing throws after this point: the thread that finds a failure calls `done` with it.
+    // After the insertion, nothing throws: every failure goes to `done`.
     transfer->place = independent_.insert(independent_.end(), transfer);
     moving.add(transfer);
     if (!moving.problem()) moving.start(transfer);
@@ -252,12 +253,12 @@ void PointToPoint::runIndependently(const std::shared_ptr<Transfer>& transfer) {
   ring();
 }
 
-// Returns whether a transfer that has not ended can be left to a thread that will wait for it,
-// since the transfer holds up no peer meanwhile.
+// Returns whether an unfinished transfer can be left to the thread that will wait for it, since no
+// peer waits for the transfer. Counts the bytes that a receive's message may take in the channel.
 bool PointToPoint::mayWait(Transfer& transfer) {
   if (!transfer.deferred || transfer.bytes() > kAtOnce) return false;
   if (transfer.sending) return transfer.passed;
-  const size_t room = transfer.bytes() + 2 * kLine;  // with the header, and padding to a line
+  const size_t room = transfer.bytes() + 2 * kLine;  // content, header, and padding to whole lines
   if (transfer.confirmed ||
       room_ + room > comm_.segment().channelBytes() - sizeof(ChannelControl)) {
     return false;
@@ -267,13 +268,13 @@ bool PointToPoint::mayWait(Transfer& transfer) {
   return true;
 }
 
-// Undoes mayWait() and serve().
+// Removes a transfer from the counts of mayWait() and serve().
 void PointToPoint::forget(Transfer& transfer) {
   served_ -= std::exchange(transfer.served, false);
   room_ -= std::exchange(transfer.room, 0);
 }
 
-// Has the server move the transfer while no other thread does.
+// Makes the server move the transfer while no other thread moves messages.
 void PointToPoint::serve(Transfer& transfer) {
   room_ -= std::exchange(transfer.room, 0);
   if (!std::exchange(transfer.served, true)) ++served_;
@@ -296,7 +297,7 @@ bool PointToPoint::cancel(const std::shared_ptr<Transfer>& receive) {
 void PointToPoint::callBack(const Transfer& transfer) {
   transfer.done(
       transfer.context, transfer.result, transfer.partner.load(std::memory_order_relaxed));
-  ring();  // `done` may have made the condition true that another thread waits for
+  ring();  // another thread may wait for something that `done` did
   const auto guard = lock();
   if (--callingBack_ == 0 && completed_.empty()) quiet_.notify_all();
 }

@@ -1,4 +1,4 @@
-// Sends and receives of one communicator.
+// Sends and receives of one rank in one communicator.
 #pragma once
 
 #include <atomic>
@@ -18,58 +18,61 @@ namespace torchcomms_pg::shm {
 
 class Comm;
 
-// Every waiting thread moves all transfers of the communicator. So no transfer waits for another
-// one, except that messages of one pair and tag keep their order, and that messages to one rank
-// share its channel one by one.
+// Every waiting thread moves all transfers of this rank. So no transfer waits for another, with two
+// exceptions: messages of one pair and tag keep their order, and messages to one rank go through
+// the channel to that rank one by one.
 //
-// A send has ended once its content has been copied. Thread-safe.
+// A send has ended once its content has been copied, a confirmed send (Message::confirmed) once the
+// message has been received. Thread-safe.
 class PointToPoint {
  public:
   explicit PointToPoint(Comm& comm) : comm_(comm) {}
 
   // Fixes the place of a transfer without `done` in the order of its peer and tag. Does not touch
-  // the buffer, and does not block. Throws NcclError after shutdown.
+  // the buffer, and does not block. Throws NcclError after a failure or shutdown().
   void add(const std::shared_ptr<Transfer>& transfer);
 
-  // Blocks until all of these transfers, which add() has added, have ended. If it throws NcclError,
-  // no buffer is touched any more.
+  // Blocks until all of these transfers have ended; add() must have added them. If it throws
+  // NcclError, no thread touches their buffers any more.
   void run(std::span<const std::shared_ptr<Transfer>> transfers);
 
-  // Starts an asynchronous transfer. If it throws NcclError, `done` is never called. Otherwise
-  // `done` is called exactly once, even if the communicator fails: during this call if a small
-  // message can be moved at once, else in the thread that moves its end. That is a thread that
-  // waits for messages or, if none does, the server, a thread of the communicator. A small deferred
-  // transfer that has given its peer all that it needs does not wake the server. Nor does a small
-  // deferred receive, as long as the messages of all such receives fit into a channel.
+  // Starts an asynchronous transfer, with `done`. If this throws NcclError, `done` is never called.
+  // Otherwise `done` is called exactly once, even if the communicator fails, unless cancel()
+  // returns true. This call moves a small message itself if it can, and calls `done`. Otherwise a
+  // thread that waits for messages moves the transfer and calls `done`. If no thread waits, the
+  // server does, a thread of the communicator. Two kinds of small deferred transfers do not wake
+  // the server: a send whose content is in the channel, and an unconfirmed receive while a channel
+  // has room for the messages of all such receives.
   void runIndependently(const std::shared_ptr<Transfer>& transfer);
 
-  // Blocks and moves messages until `ended` returns true, which the `done` of some transfer brings
-  // about. Returns earlier if the communicator has failed or a signal interrupts the thread.
+  // Blocks and moves messages until `ended` returns true; the `done` of some transfer must make it
+  // true. Returns earlier if the communicator has failed or a signal interrupts the thread.
   void moveUntil(FunctionRef<bool()> ended);
 
-  // Makes the server move the deferred transfers.
+  // Makes the server move the transfers that did not wake it.
   void serveDeferred();
 
-  // Withdraws a receive that was passed to runIndependently(), whose `done` is then never called.
-  // Returns false if the receive has its message, or has failed.
+  // Withdraws a receive of runIndependently(), whose `done` is then never called. Returns false if
+  // the receive has its message, or has failed.
   bool cancel(const std::shared_ptr<Transfer>& receive);
 
   // Returns the ranks that the oldest unfinished transfer waits for.
   std::vector<int> missingRanks();
 
-  // Fails unfinished transfers with the communicator's failure, or with `why` if it has none. No
-  // buffer is touched any more when it returns; each `done` is called soon, by another thread.
+  // Fails unfinished transfers with the communicator's failure, or with `why` if the communicator
+  // has not failed. When this returns, no thread touches a buffer any more; another thread will
+  // soon call each `done`.
   void giveUp(const NcclError& why);
 
-  // Does the same as giveUp(). Returns once `done` has been called for all, or after 2 s: a stuck
+  // Does what giveUp() does, and waits until every `done` has returned, but at most 2 s: a stuck
   // callback must not hang the thread that destroys the communicator. Callbacks behind a stuck one
-  // are called later.
+  // are called later. Does not wait if the server is the caller.
   void shutdown(const std::string& why);
 
  private:
   using Transfers = std::span<const std::shared_ptr<Transfer>>;
 
-  // Called with mutex_ held.
+  // Call with mutex_ held.
   MessageEngine& engine();
   bool handleEnded();
   void startServer();
@@ -79,7 +82,7 @@ class PointToPoint {
   void forget(Transfer& transfer);
   [[noreturn]] void throwClosed() const;
 
-  // Called without mutex_.
+  // Call without mutex_.
   std::unique_lock<std::mutex> lock();
   void ring() const;
   template <class Satisfied>
@@ -97,22 +100,22 @@ class PointToPoint {
   bool independentNeeds(int rank);
 
   Comm& comm_;
-  std::atomic<int> contenders_{0};   // threads that are blocked on mutex_
-  std::atomic<bool> closed_{false};  // changes under mutex_
+  std::atomic<int> contenders_{0};   // number of threads that wait for mutex_
+  std::atomic<bool> closed_{false};  // set while mutex_ is held
 
   std::mutex mutex_;  // guards the members below; held while content is copied
   std::unique_ptr<MessageEngine> engine_;
   std::shared_ptr<const NcclError> closedBy_;
 
-  // Asynchronous transfers; moving one between the lists allocates nothing. The thread that removes
-  // one from `completed_` calls its `done`.
+  // Asynchronous transfers. Moving a transfer between the lists allocates nothing. The thread that
+  // removes a transfer from `completed_` calls its `done`.
   TransferList independent_;  // not ended
-  TransferList completed_;    // whose `done` is due
+  TransferList completed_;    // ended, but `done` has not been called
   std::condition_variable work_;
   std::condition_variable quiet_;
-  int movers_ = 0;     // number of threads that wait and move messages, without the server
+  int movers_ = 0;     // number of threads that wait and move messages, except the server
   size_t served_ = 0;  // number of transfers that the server moves if no other thread does
-  size_t room_ = 0;    // sum of Transfer::room
+  size_t room_ = 0;    // sum of Transfer::room, in bytes
   bool serving_ = false;
   int callingBack_ = 0;  // number of threads that call a `done`
   std::thread::id server_;

@@ -14,7 +14,7 @@ namespace {
 struct Version {
   const char* limit;
   const char* used;
-  const char* files[2];  // lines of memory.stat: cached files, which the kernel drops first
+  const char* files[2];  // lines of memory.stat for cached files, which the kernel drops first
 };
 constexpr Version kFirst{
     "memory.limit_in_bytes", "memory.usage_in_bytes", {"total_inactive_file", "total_active_file"}};
@@ -31,7 +31,7 @@ bool lists(const std::string& names, const std::string& name) {
   return ("," + names + ",").find("," + name + ",") != std::string::npos;
 }
 
-// See proc(5), /proc/[pid]/mountinfo.
+// Returns the mounts that may limit memory; see proc(5), /proc/[pid]/mountinfo.
 std::vector<Mount> mounts(const std::string& root) {
   std::vector<Mount> found;
   std::ifstream lines(root + "/proc/self/mountinfo");
@@ -55,7 +55,8 @@ std::vector<Mount> mounts(const std::string& root) {
   return found;
 }
 
-// Returns the path of this process's group in the hierarchy, see cgroups(7), or "" for the top.
+// Returns the path of this process's group below mount.root, see cgroups(7), or "" for mount.root
+// itself.
 std::string groupOf(const std::string& root, const Mount& mount) {
   std::ifstream lines(root + "/proc/self/cgroup");
   for (std::string line; std::getline(lines, line);) {
@@ -65,8 +66,8 @@ std::string groupOf(const std::string& root, const Mount& mount) {
     const auto names = line.substr(first + 1, second - first - 1);
     if (mount.version == &kSecond ? !names.empty() : !lists(names, "memory")) continue;
     auto path = line.substr(second + 1);
-    // In a container the path may be the host's. The part up to the mounted group is then not
-    // visible.
+    // In a container the path may begin with the host's groups, which are not visible. The part up
+    // to the mounted group is left out.
     if (mount.root != "/") {
       path = path.rfind(mount.root + "/", 0) == 0 ? path.substr(mount.root.size()) : "";
     }
@@ -75,7 +76,7 @@ std::string groupOf(const std::string& root, const Mount& mount) {
   return "";
 }
 
-// Returns the number in the file, or the largest one if the file is missing or contains "max".
+// Returns the number in the file, or SIZE_MAX if the file is missing or contains "max".
 size_t numberIn(const std::string& path) {
   size_t number = SIZE_MAX;
   return std::ifstream(path) >> number ? number : SIZE_MAX;

@@ -7,14 +7,14 @@
 namespace torchcomms_pg::shm {
 
 struct AvailableMemory {
-  size_t bytes;       // the largest size_t if unknown
-  std::string where;  // what sets this limit, e.g. "the system"
+  size_t bytes;       // SIZE_MAX if unknown
+  std::string where;  // what sets the limit, for error texts, such as "the system"
 };
 
-// Returns the least of what the system has available, and what the limits of the process's memory
-// cgroup and its parents leave. A process that takes more than the system has may get nothing;
-// beyond a cgroup's limit, the system ends processes of the group. `root`: folder in place of "/",
-// for tests.
+// Returns the least of the memory that the system has available and the memory that the limits of
+// this process's memory cgroup and its parents leave. Beyond the system's memory an allocation may
+// fail; beyond a cgroup's limit, the system kills processes of the group. `root` is a folder that
+// tests use in place of "/".
 AvailableMemory availableMemory(const std::string& root = "");
 
 }  // namespace torchcomms_pg::shm

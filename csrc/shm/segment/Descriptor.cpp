@@ -24,7 +24,7 @@
 namespace torchcomms_pg::shm {
 namespace {
 
-// Time limit for an answer of the other process. That process may be stopped for a while.
+// Time limit for an answer of the other process, which may be stopped for a while.
 constexpr std::chrono::seconds kPatience{30};
 constexpr int kLookMs = 250;
 // Time limit for a request to arrive after its sender has connected.
@@ -40,7 +40,7 @@ struct Socket {
 struct Shared {
   std::mutex mutex;
   std::map<Token, int> files;
-  int listening = -1;  // served by a thread
+  int listening = -1;  // the socket that the thread tcpg_files serves, or -1
 
   void inChild() {
     files.clear();
@@ -56,7 +56,7 @@ NcclError failedTo(const std::string& what, int error) {
   return NcclError(ncclSystemError, what + ": " + std::strerror(error));
 }
 
-// Returns the address of a process's socket, which is in no file system.
+// Returns the address of a process's socket. The address is abstract (unix(7)), not a file's.
 std::pair<sockaddr_un, socklen_t> addressOf(uint32_t pid) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -120,7 +120,7 @@ void serve(int listening) {
   for (;;) {
     const Socket peer{accept4(listening, nullptr, nullptr, SOCK_CLOEXEC)};
     if (peer.number < 0) {
-      // Without a free descriptor the connection stays queued, and is accepted later.
+      // If this process has no free descriptor, the connection stays queued, and is accepted later.
       if (errno != EINTR) poll(nullptr, 0, kLookMs);
       continue;
     }
@@ -135,7 +135,8 @@ void serve(int listening) {
   }
 }
 
-// Call with the lock held.
+// Opens this process's socket, and starts the thread that serves it. Call with the lock held.
+// Throws NcclError.
 void listen(Shared& all) {
   const auto [address, bytes] = addressOf(processId());
   Socket made{socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
@@ -152,7 +153,7 @@ void listen(Shared& all) {
   all.listening = std::exchange(made.number, -1);
 }
 
-// Asks the process for a descriptor; throws NcclError.
+// Asks process `pid` for the descriptor that `token` names, and returns it. Throws NcclError.
 int ask(uint32_t pid, const Token& token) {
   const auto process = "process " + std::to_string(pid);
   const auto [address, bytes] = addressOf(pid);

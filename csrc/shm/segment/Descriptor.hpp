@@ -1,4 +1,4 @@
-// File descriptors that processes of one user open from each other.
+// File descriptors that the processes of one user share.
 #pragma once
 
 #include <array>
@@ -8,28 +8,28 @@
 namespace torchcomms_pg::shm {
 
 // Random number that names a descriptor. Only processes that have received the number can ask for
-// it.
+// the descriptor.
 using Token = std::array<uint64_t, 2>;
 
-// Throws NcclError.
+// Makes a new token. Throws NcclError.
 Token makeToken();
 
-// Lets processes of this user open the descriptor, until it is withdrawn. If this process is not
-// dumpable, /proc denies them the descriptor; then a thread of this process sends it to them.
-// Throws NcclError.
+// Lets processes of this user open the descriptor. If this process is dumpable, they use /proc, and
+// share() does nothing. Otherwise /proc denies them the descriptor, and a thread of this process
+// sends it to them until withdraw() is called. Throws NcclError.
 void share(const Token& token, int file);
 void withdraw(const Token& token);
 
-// Returns the path of descriptor `file` of process `pid`. This process's own path depends neither
-// on the pid namespace of /proc nor on what other processes may see.
+// Returns the path of descriptor `file` of process `pid`. For this process itself the path names
+// /proc/self, which works in every pid namespace and whatever /proc hides.
 std::string descriptorPath(uint32_t pid, int file);
 
-// Returns whether /proc denies this process the descriptors of `pid`, which is alive. `error`:
-// errno of a call with such a path.
+// Returns whether /proc denies this process the descriptors of the living process `pid`. `error` is
+// the errno of a failed call with the path of such a descriptor.
 bool forbidden(uint32_t pid, int error);
 
-// Opens descriptor `file` of process `pid`, which shares it. Throws NcclError, with what to do if
-// the system forbids it.
+// Opens descriptor `file`, which process `pid` shares under `token`, and returns this process's
+// descriptor. Throws NcclError, whose text says what to do if the system forbids the access.
 int openShared(uint32_t pid, int file, const Token& token);
 
 }  // namespace torchcomms_pg::shm

@@ -8,8 +8,8 @@
 namespace torchcomms_pg::shm {
 
 // Returns this process's State, which is never destroyed, since threads may use it while the
-// process exits. A fork waits for its `mutex`. The child first calls State's inChild(), if that
-// exists.
+// process exits. A fork waits for State::mutex. In the child, the fork first calls
+// State::inChild(), if State has this function.
 template <class State>
 State& forkSafe() {
   static State& instance = []() -> State& {

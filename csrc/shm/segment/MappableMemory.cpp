@@ -33,12 +33,12 @@ NcclError systemFailure(const std::string& what, int error) {
   return NcclError(ncclSystemError, what + ": " + std::strerror(error));
 }
 
-// Bytes that are taken between two checks of the available memory, since other ranks take memory,
-// too.
+// Bytes that take() allocates between two checks of the available memory, since other ranks
+// allocate at the same time.
 constexpr size_t kBetweenLooks = 64 << 20;
 
-// Allocates the pages of the file. Refuses to take more than is available, before the system kills
-// processes to free memory.
+// Allocates the pages of the file. Throws NcclError if less memory is available, before the system
+// kills processes to free memory.
 void take(int file, size_t bytes, const std::string& what) {
   for (size_t taken = 0; taken < bytes;) {
     if (const auto available = availableMemory(); bytes - taken > available.bytes) {
@@ -74,7 +74,7 @@ std::shared_ptr<Memory> Memory::allocate(size_t bytes) {
   File file{memfd_create("torchcomms_pg_memory", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
   if (file.number < 0) throw systemFailure(what, errno);
   take(file.number, bytes, what);
-  // Seals the size: no process can take the pages away from a peer.
+  // Seals the size, so that no process can take the pages away from a peer.
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
   if (fcntl(file.number, F_ADD_SEALS, kSeals) != 0 || fchmod(file.number, 0600) != 0) {
     throw systemFailure(what, errno);
@@ -142,7 +142,7 @@ void* allocateMemory(size_t bytes) {
 }
 
 void freeMemory(void* pointer) {
-  std::shared_ptr<Memory> memory;  // declared first: unmapped after the lock is released
+  std::shared_ptr<Memory> memory;  // declared first, so that it is unmapped after unlocking
   std::lock_guard lock(allocations().mutex);
   const auto found = allocations().all.find(static_cast<const std::byte*>(pointer));
   if (found == allocations().all.end()) {

@@ -1,4 +1,4 @@
-// Memory that other processes can map, and that memAlloc returns.
+// Memory that memAlloc returns and other processes can map.
 #pragma once
 
 #include <cstddef>
@@ -14,19 +14,19 @@ namespace torchcomms_pg::shm {
 struct MemoryAddress {
   uint32_t pid;
   int32_t file;
-  Token token;      // names the memory among what the process shares
-  uint64_t device;  // identifies, with `inode`, the file behind `file`
+  Token token;      // names descriptor `file`, see share()
+  uint64_t device;  // identifies, with `inode`, the file that `file` refers to
   uint64_t inode;
   uint64_t offset;
   uint64_t bytes;
 };
 
-// Owns a mapping of an anonymous memory file and its descriptor. The file has no name in any file
+// Owns the descriptor and a mapping of an anonymous memory file. The file has no name in any file
 // system, so a killed process leaves nothing behind.
 class Memory {
  public:
-  // Allocates all pages at once, because a page that is missing later ends the process. Throws
-  // NcclError, also if the system is short of memory.
+  // Allocates all pages at once, because the system kills a process that touches a page for which
+  // memory is lacking. Throws NcclError, for example if the system is short of memory.
   static std::shared_ptr<Memory> allocate(size_t bytes);
   ~Memory();
   Memory(const Memory&) = delete;
@@ -45,14 +45,15 @@ class Memory {
   const size_t bytes_;
 };
 
-// Maps the part; dropping the last reference unmaps it. Throws NcclError.
+// Maps the memory at `address` and returns it, or null if the address has 0 bytes. Dropping the
+// last reference unmaps it. Throws NcclError.
 std::shared_ptr<std::byte> mapMemory(const MemoryAddress& address);
 
-// Implement memAlloc and memFree. Freed memory stays mapped as long as others hold a reference.
-// Callable from any thread.
+// Implement memAlloc and memFree. Freed memory stays mapped while a window or WindowView of this
+// process refers to it. Callable from any thread.
 void* allocateMemory(size_t bytes);
-void freeMemory(void* pointer);  // throws NcclError if not from allocateMemory()
-// Returns the memory that contains the range, or null.
+void freeMemory(void* pointer);  // throws NcclError if allocateMemory() did not return it
+// Returns the memory that contains the whole range, or null if none does.
 std::shared_ptr<Memory> findMemory(const void* pointer, size_t bytes);
 
 }  // namespace torchcomms_pg::shm

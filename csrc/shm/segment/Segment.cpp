@@ -34,7 +34,7 @@ struct SegmentFile {
   ~SegmentFile() { ::close(number); }
 };
 
-// The mappings of this process by token.
+// This process's mappings, by the token of the unique id.
 struct Mappings {
   std::mutex mutex;
   std::map<std::array<uint64_t, 2>, std::weak_ptr<Segment>> segments;
@@ -44,8 +44,8 @@ Mappings& mappings() {
   return forkSafe<Mappings>();
 }
 
-// Records the failure unless there is one. Returns whether it has. Leaves out the ranks if there is
-// no memory to encode them.
+// Records the failure and returns true, or returns false if an earlier failure is recorded. Leaves
+// out the ranks if there is no memory to encode them.
 bool record(Header& header, const NcclError& failure) {
   std::string text;
   try {
@@ -70,7 +70,8 @@ bool record(Header& header, const NcclError& failure) {
   return true;
 }
 
-// Checks that all ranks name the same number of ranks, on which the size of the memory depends.
+// Checks that all ranks pass the same number of ranks, on which the size of the memory depends. If
+// not, records the failure and throws it.
 void agreeOnRanks(int file, int ranks) {
   void* page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (page == MAP_FAILED) {
@@ -105,8 +106,8 @@ Segment::Segment(int file, int ranks) : ranks_(ranks), channelBytes_(channelByte
   const size_t channelsAt = stagingAt + n * kDepth * kStagingBytes;
   const size_t signalsAt = channelsAt + n * n * channelBytes_;
   bytes_ = signalsAt + roundUp(n * n * kSignals * sizeof(*signals_), kPage);
-  // Every rank sets the same size, so the order does not matter. Sealing the size keeps every
-  // process from taking pages away from the others.
+  // Every rank sets the same size, so their order does not matter. The seal keeps every process
+  // from taking pages away from the others.
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
   if (ftruncate(file, static_cast<off_t>(bytes_)) != 0 ||
       (fcntl(file, F_ADD_SEALS, kSeals) != 0 && (fcntl(file, F_GET_SEALS) & kSeals) != kSeals)) {
@@ -155,8 +156,7 @@ NcclError Segment::failure() const {
   const auto written = [this] {
     return header().failed.load(std::memory_order_acquire) == Recorded::yes;
   };
-  // The rank that has begun to record the failure is about to finish, unless it was killed
-  // meanwhile.
+  // The rank that has begun to record the failure will soon finish, unless it was killed.
   for (int i = 0; i < 100 && !written(); ++i) {
     const timespec millisecond{0, 1'000'000};
     nanosleep(&millisecond, nullptr);
@@ -164,7 +164,8 @@ NcclError Segment::failure() const {
   const auto failure = written() ? host::decode(header().failure) : std::nullopt;
   if (!failure) return {ncclRemoteError, "a rank died while it reported a failure"};
   auto ranks = failure->ranks;
-  std::erase_if(ranks, [this](int rank) { return rank < 0 || rank >= ranks_; });  // if damaged
+  // A damaged record may name ranks that do not exist.
+  std::erase_if(ranks, [this](int rank) { return rank < 0 || rank >= ranks_; });
   return {failure->result, failure->what(), std::move(ranks)};
 }
 
@@ -172,7 +173,7 @@ void Segment::wakeAwaiting(std::atomic<uint64_t>& sleepers, int word, uint64_t m
   const uint64_t awaiting = sleepers.load(std::memory_order_relaxed) & mask;
   for (uint64_t bits = awaiting; bits != 0; bits &= bits - 1) {
     const int rank = word * 64 + std::countr_zero(bits);
-    // A rank that has found its condition true does not sleep, and needs no wake-up.
+    // A rank whose condition has become true does not sleep, and needs no wake-up.
     if (state(rank).doorbell.sleepers.load(std::memory_order_relaxed) == 0) continue;
     sleepers.fetch_and(~(bits & -bits));
     wake(rank);

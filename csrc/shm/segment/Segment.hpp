@@ -14,16 +14,15 @@
 
 namespace torchcomms_pg::shm {
 
-// Owns a mapping of the memory that a unique id names. Ranks in one process
-// share one Segment. All functions may be called from any thread, and none of
-// them blocks.
+// Owns a mapping of the memory that a unique id names. Ranks in one process share one Segment. All
+// functions may be called from any thread. None blocks, except failure() for at most 0.1 s.
 //
-// Layout: Header, RankState per rank, kDepth staging buffers per rank, one
-// channel per ordered pair of ranks, kSignals counters per ordered pair. Pages
-// cost memory once they are touched.
+// Layout: Header, RankState per rank, kDepth staging buffers per rank, one channel per ordered pair
+// of ranks, kSignals counters per ordered pair. A page takes memory once a process has touched it.
 class Segment {
  public:
-  // Opens the memory of `id`. Throws NcclError if `id` does not lead to memory for `ranks` ranks.
+  // Opens the memory of `id`. Throws NcclError if `id` does not name memory for `ranks` ranks that
+  // this process can reach.
   static std::shared_ptr<Segment> open(const ncclUniqueId& id, int ranks);
   ~Segment();
   Segment(const Segment&) = delete;
@@ -31,12 +30,12 @@ class Segment {
 
   int size() const { return ranks_; }
 
-  // Sets the names of the ranks in errors, if they are part of a larger group. Call before the
-  // first operation; all ranks of a process set the same names.
+  // Sets the names that error texts give to the ranks, if these are part of a larger group. Call
+  // before the first operation; all ranks of a process set the same names.
   void nameRanks(std::vector<std::string> names) {
     names_.store(std::make_shared<const std::vector<std::string>>(std::move(names)));
   }
-  // Returns the rank's name, "rank 1" by default.
+  // Returns the rank's name, by default "rank " and its number.
   std::string nameOf(int rank) const {
     const auto names = names_.load();
     return names == nullptr ? "rank " + std::to_string(rank) : (*names)[rank];
@@ -48,25 +47,25 @@ class Segment {
     return staging_ + (static_cast<size_t>(rank) * kDepth + step % kDepth) * kStagingBytes;
   }
 
-  // Returns the memory for messages from `source` to `destination`, which may be the same rank. It
-  // is aligned to a page, and zero at first.
+  // channel() returns the memory, of channelBytes() bytes, for messages from `source` to
+  // `destination`, which may be the same rank. It is aligned to a page, and zero at first.
   size_t channelBytes() const { return channelBytes_; }
   std::byte* channel(int source, int destination) const {
     return channels_ + (static_cast<size_t>(source) * ranks_ + destination) * channelBytes_;
   }
 
-  // Returns the counter of how often `source` has sent the signal `index` to `destination`.
+  // Returns the counter of the signals `index` that `source` has sent to `destination`.
   std::atomic<uint64_t>& signal(int source, int destination, int index) const {
     return signals_[(static_cast<size_t>(destination) * kSignals + index) * ranks_ + source];
   }
 
-  // Declares the communicator failed on every rank and wakes all threads. Only the first failure
-  // counts; returns whether it was this one.
+  // Declares the communicator failed on every rank and wakes all threads. Returns false, and keeps
+  // the earlier failure, if the communicator has failed before.
   bool fail(const NcclError& failure);
   bool failed() const { return header().failed.load(std::memory_order_acquire) != Recorded::no; }
-  NcclError failure() const;  // recorded by fail(); call only once failed()
+  NcclError failure() const;  // the first failure; call only if failed() is true
 
-  // Wakes the threads of `rank`, or of all ranks, that sleep until rank `self` has done something.
+  // Wake the threads of `rank`, or of all ranks, that sleep until rank `self` has done something.
   // Call after publishing what they wait for. Cheap when no thread sleeps.
   void wakeRank(int self, int rank) const {
     std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -103,7 +102,7 @@ class Segment {
   std::byte* staging_;
   std::byte* channels_;
   std::atomic<uint64_t>* signals_;
-  AtomicShared<const std::vector<std::string>> names_;  // set by each rank of the process
+  AtomicShared<const std::vector<std::string>> names_;  // null unless nameRanks() was called
 };
 
 }  // namespace torchcomms_pg::shm

@@ -147,8 +147,8 @@ int openUniqueId(const ncclUniqueId& id) {
             ", this rank runs as user " + std::to_string(geteuid()));
   }
   const auto path = descriptorPath(content.pid, content.file);
-  // The number may by now belong to another file, which must not be opened: check the name first,
-  // and the token in the file afterwards.
+  // The descriptor's number may by now belong to another file, which must not be opened. So the
+  // file's name is checked first, and the token in the file after opening.
   char target[64] = {};
   const ssize_t length = readlink(path.c_str(), target, sizeof target - 1);
   const bool seen = length >= 0 || !forbidden(content.pid, errno);

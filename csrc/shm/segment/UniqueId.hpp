@@ -1,5 +1,5 @@
-// The rendezvous: a unique id names an anonymous memory file of the process that made it. The file
-// has no name in any file system, so a killed process leaves nothing behind, and the size of
+// The rendezvous: a unique id names an anonymous memory file of the process that made the id. The
+// file has no name in any file system, so a killed process leaves nothing behind, and the size of
 // /dev/shm is no limit.
 #pragma once
 
@@ -14,13 +14,13 @@ namespace torchcomms_pg::shm {
 // Content of the 128 bytes of an ncclUniqueId.
 struct IdContent {
   uint64_t magic;
-  uint64_t token[2];  // random, repeated in the memory's header
+  uint64_t token[2];  // random; the memory's header has the same token
   uint64_t bootHash;  // identifies the host and its boot
   uint64_t startTime;
   uint32_t pid;
   int32_t file;
   uint32_t user;
-  uint32_t pidSpace;  // pid namespace
+  uint32_t pidSpace;  // host::pidSpace()
   char host[64];
   uint64_t checksum;
 };
@@ -28,14 +28,16 @@ static_assert(sizeof(IdContent) == sizeof(ncclUniqueId));
 
 inline constexpr uint64_t kMagic = 0x32304d4853475054 ^ kLayout;
 
-// Makes an id. Its memory file stays open in this process until all ranks have joined.
+// Makes an id. Its memory file stays open in this process until all ranks have joined or the
+// communicator has failed. Throws NcclError.
 ncclUniqueId makeUniqueId();
 
-// Returns a descriptor of the memory file. Throws NcclError with the reason if this process cannot
-// reach it.
+// Returns a descriptor of the id's memory file. Throws NcclError with the reason if this process
+// cannot reach the file.
 int openUniqueId(const ncclUniqueId& id);
 
-// Closes the files made by this process whose communicators are complete.
+// Closes the memory files of this process's ids whose ranks have all joined, or whose communicator
+// has failed.
 void closeCompletedIds();
 
 IdContent decode(const ncclUniqueId& id);

@@ -23,15 +23,15 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 
-// Spin time after long waits. More would only take the CPU from a thread that could use it, such as
-// the one that computes what this rank sends next.
+// Shortest spin time, after long waits. A longer one would take the CPU from a thread that could
+// use it, such as the thread that computes this rank's next data.
 constexpr microseconds kLeastPatience{5};
 
 constexpr timespec kSleep{0, 100'000'000};
 constexpr auto kLifeCheck = std::chrono::milliseconds(250);
 
-// Returns the number of CPUs on which ranks that have joined may run, at most the quota of CPU time
-// of this process, which ranks in one container share.
+// Returns the number of CPUs on which ranks that have joined may run, or the quota of CPU time of
+// this process if that is less. Ranks in one container share the quota.
 int cpuCount(Segment& segment) {
   static const int quota = host::cpuQuota(host::cgroups("cpu"));
   int allowed = 0;
@@ -72,7 +72,7 @@ bool crowded() {
 
 RanksOnHost::RanksOnHost(Segment& segment, int rank) : segment_(segment) {
   cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) != 0) {  // the kernel has more CPUs than the set
+  if (sched_getaffinity(0, sizeof set, &set) != 0) {  // the kernel has more CPUs than the set holds
     CPU_ZERO(&set);
     for (int cpu = 0; cpu < std::min(get_nprocs(), CPU_SETSIZE); ++cpu) CPU_SET(cpu, &set);
   }
@@ -120,8 +120,9 @@ bool Waiter::sharesCpu() const {
   return false;
 }
 
-// Polls without sleeping, for the spin time that adaptSpinTime() has set. A wait for any rank spins
-// longest in any case and leaves that time as it is, since much data may move meanwhile.
+// Polls ready() without sleeping, for the spin time that adaptSpinTime() has set, and returns
+// whether ready() became true. A wait for any rank always polls for kPatience and does not adapt
+// the spin time, since its ready() may move much data.
 bool Waiter::spinThenYield(
     FunctionRef<bool()> ready,
     FunctionRef<bool()> failed,
@@ -144,7 +145,8 @@ bool Waiter::spinThenYield(
   return false;
 }
 
-// Sets the next spin time: the next wait should last about as long as this one.
+// Sets the spin time of the next wait, which will probably last about as long as this one. `soon`
+// is true if this wait ended within kPatience.
 void Waiter::adaptSpinTime(int waker, bool soon) const {
   if (waker == kAnyone) return;
   const auto before = patience_.load(std::memory_order_relaxed);
@@ -212,7 +214,8 @@ void Waiter::waitLong(
     const auto now = Clock::now();
     const bool lookForDead = now >= nextLifeCheck;
     if (lookForDead) nextLifeCheck = now + kLifeCheck;
-    // A rank may have published what this rank waits for before it left or died.
+    // A rank may have published what this rank waits for before it left or died, so check ready()
+    // first.
     if (left() || lookForDead) {
       try {
         checkPeers(needs);

@@ -1,5 +1,5 @@
-// Waiting for another rank: the one place that decides between spinning,
-// yielding and sleeping, and that notices failed, departed and dead ranks.
+// Waits for other ranks: the only code that decides between spinning, yielding and sleeping, and
+// that notices failed, departed and dead ranks.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@
 
 namespace torchcomms_pg::shm {
 
-// A reference to a callable, valid during the call that it is passed to.
+// A reference to a callable, valid during the call to which it is passed.
 template <class Function>
 class FunctionRef;
 
@@ -43,30 +43,31 @@ inline void pauseCpu() {
 // Waits on behalf of one rank. Any number of threads may wait at once.
 //
 // A thread spins before it sleeps, since a wake-up through the kernel takes up to a hundred
-// microseconds. It spins for kPatience if the previous wait ended within that time, and after each
-// longer wait for half as long as before. If another rank may need its CPU, the thread yields
-// between two checks. Waiting never changes the CPUs that a thread may use, since the caller has
-// chosen them.
+// microseconds. It spins for kPatience if the previous wait ended within that time. Each longer
+// wait halves the spin time. If another rank may need the thread's CPU, the thread yields between
+// two checks. Waiting never changes the CPUs that a thread may use, since the caller has chosen
+// them.
 class Waiter {
  public:
   Waiter(Segment& segment, int self) : segment_(segment), self_(self) {}
 
-  // Returns once ready() is true. A rank that may have made ready() true, possibly this one, must
-  // ring this rank's doorbell. Throws NcclError if the communicator has failed. Fails the
-  // communicator if a rank for which needs(rank) is true has left or died.
+  // Returns once ready() is true. The rank that makes ready() true, possibly this one, must call
+  // Segment::wakeRank or wakeAll. Throws NcclError if the communicator has failed or a signal
+  // interrupts the thread. Fails the communicator if a rank for which needs(rank) is true has left
+  // or died.
   template <class Ready, class Needs>
   void wait(const Ready& ready, const Needs& needs) const {
     if (!spinBriefly(ready)) waitLong(ready, needs, kAnyone, true);
   }
 
-  // Same as wait(), if `peer` is the rank that rings.
+  // Same as wait(), if only `peer` can make ready() true.
   template <class Ready>
   void waitForPeer(int peer, const Ready& ready) const {
     if (!spinBriefly(ready)) waitLong(ready, [peer](int rank) { return rank == peer; }, peer, true);
   }
 
-  // Same as wait(), but ignores a failure of the communicator, for ranks that meet afterwards.
-  // Throws NcclError, without recording it, if a needed rank has left or died.
+  // Same as wait(), but ignores a failure of the communicator, for ranks that shrink it afterwards.
+  // If a needed rank has left or died, throws NcclError and does not fail the communicator.
   void waitDespiteFailure(FunctionRef<bool()> ready, FunctionRef<bool(int)> needs) const {
     waitLong(ready, needs, kAnyone, false);
   }
@@ -74,13 +75,14 @@ class Waiter {
   // Throws NcclError if a rank for which needs(rank) is true has left or died.
   void checkPeers(FunctionRef<bool(int)> needs) const;
 
-  // Publishes the number of the calling thread's CPU.
+  // Publishes the number of the calling thread's CPU in Header::cpus.
   void noteCpu() const;
 
  private:
   static constexpr int kQuickChecks = 64;
   static constexpr int kAnyone = -1;
-  // Longest spin time. A wake-up through the kernel takes less, so ranks in step never sleep.
+  // Longest spin time. A wake-up through the kernel takes less, so ranks that arrive together never
+  // sleep.
   static constexpr std::chrono::microseconds kPatience{100};
 
   template <class Ready>
@@ -94,8 +96,8 @@ class Waiter {
     return false;
   }
 
-  // Returns whether another rank was last seen on the calling thread's CPU, and so cannot run while
-  // this thread spins.
+  // Returns whether another rank was last seen on the calling thread's CPU. Such a rank cannot run
+  // while this thread spins.
   bool sharesCpu() const;
   void waitLong(
       FunctionRef<bool()> ready, FunctionRef<bool(int)> needs, int waker, bool watchFailure) const;
@@ -112,11 +114,12 @@ class Waiter {
   mutable std::atomic<std::chrono::microseconds::rep> patience_{kPatience.count()};
 };
 
-// Returns whether a group of this process has more ranks on this host than CPUs on which they may
-// run: then ranks yield instead of spinning.
+// Returns whether a group of this process has more ranks on this host than CPUs on which these
+// ranks may run. Then waiting threads yield instead of spinning.
 bool crowded();
 
-// Counts the ranks of a group on this host and the CPUs of all of them, while it lives.
+// Has crowded() return true, while the object lives, if the group's ranks on this host outnumber
+// their CPUs.
 class RanksOnHost {
  public:
   // Publishes the CPUs on which the calling thread may run for `rank`.
@@ -125,7 +128,7 @@ class RanksOnHost {
   RanksOnHost(const RanksOnHost&) = delete;
   RanksOnHost& operator=(const RanksOnHost&) = delete;
 
-  // Counts the CPUs that have been published. Call it again once all ranks have joined.
+  // Counts the CPUs that the ranks have published. Call it again once all ranks have joined.
   void count() const;
 
  private:

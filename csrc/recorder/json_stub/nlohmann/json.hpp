@@ -1,8 +1,8 @@
 // The part of nlohmann::json that torch's FlightRecorderDetail.hpp uses: objects that are filled in
 // and written out.
 //
-// torch needs the real one to build itself and does not ship it. Writing one document takes less
-// than a build dependency that every user would have to install.
+// torch is built with the real library and does not ship it. This file costs less than a build
+// dependency that every user would have to install.
 #pragma once
 
 #include <charconv>
@@ -23,7 +23,7 @@ class json {
   json() = default;
   template <class T>
     requires(!std::same_as<T, json>)
-  json(const T& value) : text_() {  // NOLINT: implicit, as the real one
+  json(const T& value) : text_() {  // NOLINT: implicit, as in the real library
     write(text_, value);
   }
 
@@ -66,7 +66,7 @@ class json {
     for (size_t i = 0; i < value.size();) {
       const auto byte = static_cast<unsigned char>(value[i]);
       if (const size_t length = utf8Length(std::string_view(value).substr(i)); length == 0) {
-        out += "\\ufffd";  // not text: a thread may have any name
+        out += "\\ufffd";  // not UTF-8: a thread may have any name
         i += 1;
       } else if (byte < 0x20) {
         static constexpr char kHex[] = "0123456789abcdef";
@@ -129,8 +129,8 @@ class json {
     out += before == '{' ? "{}" : "}";
   }
 
-  // Returns the number of bytes of the UTF-8 character that `text` begins with, or 0 if it begins
-  // with none.
+  // Returns the number of bytes of the UTF-8 character with which `text` begins, or 0 if the first
+  // bytes are no character.
   static size_t utf8Length(std::string_view text) {
     const auto first = static_cast<unsigned char>(text[0]);
     const size_t length = first < 0x80                    ? 1
