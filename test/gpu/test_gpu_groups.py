@@ -500,6 +500,32 @@ def test_a_killed_rank_is_named_long_before_the_deadline(connected):
     the_last_is_killed(waits_for_a_killed_rank, 2, connected)
 
 
+def goes_on_without_the_first(port, prefix, world):
+    gpus.torchcomms(port, prefix, world, 30)
+    rank, store = dist.get_rank(), ranks.connect_store(port, f"{prefix}/beside")
+    store.set(f"handle/{rank}", dist.distributed_c10d._get_reconfigure_handle(None))
+    handles = [store.get(f"handle/{peer}").decode() for peer in range(world)]
+    ranks.meet(store, "here", world)
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(torchcomms_pg.CommError, match=r"rank 0\b"):
+        while True:
+            dist.all_reduce(torch.ones(1000))
+    dist.distributed_c10d._reconfigure(1, handles[1:], None).wait()
+    assert_sums(None, world - 1)
+    dist.destroy_process_group()
+
+
+@gpus.emulated_only  # needs a GPU for each rank
+@pytest.mark.skipif(torch.__version__ < "2.14", reason="torch 2.14 brings reconfigure")
+def test_the_gpus_of_a_reconfigured_group_meet_though_the_former_rank_is_dead():
+    with ranks.Ranks(3, init=False, started_with=gpus.environment) as all:
+        all.start(goes_on_without_the_first, *all.store_args(), 3)
+        outcomes = all.wait()
+        ranks.check(outcomes[1:])
+        assert "exit code -9" in outcomes[0].died
+
+
 def waits_for_two_killed_ranks(port, prefix, world):
     gpus.torchcomms(port, prefix, world, 30)
     store, tensor = ranks.connect_store(port, f"{prefix}/beside"), ones()

@@ -78,7 +78,7 @@ TEST(aProcessWhoseFirstThreadHasEndedIsAlive) {
     pthread_exit(nullptr);
   });
   const auto pid = static_cast<uint32_t>(processes.pid(0));
-  while (processState(pid) != 'Z') std::this_thread::yield();
+  while (torchcomms_pg::host::processState(pid) != 'Z') std::this_thread::yield();
   CHECK(processAlive(pid, processStartTime(pid)));
   CHECK(kill(processes.pid(0), SIGKILL) == 0);
   while (processAlive(pid, 0)) std::this_thread::yield();
