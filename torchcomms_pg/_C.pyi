@@ -12,23 +12,23 @@ from torchcomms_pg.work import TorchWork
 
 # The minor of torch that the extension was compiled for, such as "2.15".
 torch_version: str
-# NCCL_VERSION_CODE of the header it was compiled with.
+# NCCL_VERSION_CODE of the nccl.h that the extension was compiled with.
 nccl_header_version: int
-# Whether c10d calls hooks for the operations of every group.
+# Whether c10d calls hooks for the operations of every group, as it does from torch 2.14 on.
 groups_have_hooks: bool
-# The attributes of NcclConfig, by their own names and by those of NCCL's fields.
+# Names of NcclConfig's attributes, by the attribute's name and by the name of NCCL's field.
 nccl_config_names: dict[str, str]
 
 def set_comm_error(type: type[Exception]) -> None:
-    """Names the class that failures on the wire are raised as."""
+    """Sets the class of the exceptions that report failures of communication."""
 
 def set_python_stack_source(
     describe: Callable[[list[list[tuple[str, int, str]]]], tuple[str, list[str]]],
 ) -> None:
-    """Names the function that tells the places of this process's Python threads, and of stacks."""
+    """Sets the function that returns the places of this process's Python threads and of stacks."""
 
 def set_waiting_functions(functions: Sequence[Callable[..., object]]) -> None:
-    """Names functions that wait for the end of what they issue asynchronously."""
+    """Sets the functions that wait for the operations that they issue asynchronously. Once only."""
 
 class _RankLateness:
     @property
@@ -37,7 +37,7 @@ class _RankLateness:
     def share(self) -> float: ...
 
 class _Lateness:
-    """A judgement; see `RankLateness` in torchcomms_pg/late_ranks.py."""
+    """A judgement of all ranks; for its values see `RankLateness` in late_ranks.py."""
 
     @property
     def ranks(self) -> list[_RankLateness]: ...
@@ -45,28 +45,31 @@ class _Lateness:
     def collectives(self) -> int: ...
     @property
     def seconds(self) -> float:
-        """Time in which those were."""
+        """Time that the judged collectives span."""
 
     @property
     def late(self) -> int | None: ...
 
 def set_late_warning(on: bool) -> None:
-    """Sets whether rank 0 of a group warns of one that is always late."""
+    """Sets whether rank 0 of a group judges the ranks' lateness and warns of a late rank."""
 
 class Watch:
-    """The watch over one process group, as long as that lives."""
+    """A handle of the watch over one process group; has no effect once the group has ended."""
 
     def set_timeout(self, timeout: timedelta) -> None: ...
     def lateness(self, operation: str) -> _Lateness:
-        """Judges what the ranks have told of their arrivals; `operation` is named in errors."""
+        """Returns a judgement of the arrivals that the ranks have published.
+
+        `operation`: the name that errors give. Raises RuntimeError if the group has ended.
+        """
 
     def close(self) -> None:
-        """Forgets the group, which is destroyed. Idempotent."""
+        """Ends the watch, since the group is being destroyed. Idempotent."""
 
 def watch(
     *, group: ProcessGroup, ranks: Sequence[int], devices: Sequence[str], timeout: timedelta
 ) -> Watch:
-    """Watches the group's operations on these types of devices; `ranks`: the global ones."""
+    """Watches the group's operations on these types of devices. `ranks`: global ranks."""
 
 class OperationTotals:
     """Sums over the operations of one name that have ended in a group."""
@@ -79,13 +82,13 @@ class OperationTotals:
     def failures(self) -> int: ...
     @property
     def bytes(self) -> int:
-        """Size of their input or output, the larger of both."""
+        """Sum of the operations' sizes: of input or output, whichever is larger."""
     @property
     def seconds(self) -> float:
-        """Time from issue to end; at least that where ends are asked for."""
+        """Sum of the times from issue to end; a lower limit if the ends are found by polling."""
     @property
     def waited(self) -> float:
-        """Seconds for which threads of the program were blocked."""
+        """Seconds for which threads of the program were blocked in the operations."""
 
 class GroupTotals:
     """What the groups of one name and backend have done in this process."""
@@ -98,18 +101,18 @@ class GroupTotals:
     def watched(self) -> bool: ...
     @property
     def live(self) -> bool:
-        """Whether one of them has not ended."""
+        """Whether at least one of these groups has not ended."""
     @property
     def in_flight(self) -> int: ...
     @property
     def oldest(self) -> float:
-        """Seconds since the issue of the oldest operation in flight; 0: there is none."""
+        """Seconds since the issue of the oldest operation in flight; 0 if none is in flight."""
     @property
     def failures(self) -> int:
-        """Failures of these groups; of watched ones, verdicts."""
+        """Number of failures of these groups; of verdicts if they are watched."""
     @property
     def lateness(self) -> list[_RankLateness]:
-        """By rank, as this one has judged it last; empty: it has not."""
+        """The last judgement of this process, by rank; empty if it has not judged."""
     @property
     def operations(self) -> list[OperationTotals]: ...
 
@@ -118,50 +121,56 @@ class ProcessTotals:
 
     @property
     def rank(self) -> int:
-        """The global one in the first group; -1: there has been none."""
+        """This process's global rank in its first group; -1 before the first group."""
     @property
     def groups(self) -> list[GroupTotals]: ...
 
 def process_totals() -> ProcessTotals: ...
 def await_failure(written: int, patience: timedelta) -> int | None:
-    """Waits for the next failure after the first `written`, but no longer than `patience`.
+    """Waits until more than `written` failures have happened, but no longer than `patience`.
 
-    Returns the number of failures; None: `end_metrics_writer` was called.
+    Returns the number of failures, or None after `end_metrics_writer`.
     """
 
 def end_metrics_writer() -> None:
-    """Ends `await_failure`, now and later."""
+    """Ends the present call and all later calls of `await_failure`."""
 
 def compile_began(trigger: str) -> None:
-    """Says that this process compiles from now on; calls may nest."""
+    """Records that this process compiles, until `compile_ended`. Calls may nest."""
 
 def compile_ended() -> None: ...
 def watch_over_monitor(patience: timedelta, ends_process: bool) -> None:
-    """Says on stderr when the monitor's thread is stuck, or the GIL held, for that long; 0: not."""
+    """Reports on stderr if the monitor's thread is stuck, or the GIL held, for `patience`.
+
+    A `patience` of 0 turns this off. `ends_process`: a stuck monitor then ends the process.
+    """
 
 def set_status(folder: str, ras: str, run: str) -> None:
-    """Names the folder with the processes' sockets, the address for RAS, and the run; "": none."""
+    """Sets the folder of the status's sockets, the address for RAS and the run's name.
+
+    Each may be empty: then there is no status, no RAS, no name.
+    """
 
 def set_compile_limit(limit: timedelta) -> None:
-    """Sets how much longer than its deadline an operation waits for ranks that compile."""
+    """Sets how long beyond its deadline an operation waits for ranks that compile."""
 
 def set_work_type(type: type[TorchWork]) -> None:
-    """Names the class that hooks get a work as."""
+    """Sets the class in which hooks get the Work of an operation."""
 
 def work_state(work: _Work) -> str:
-    """The name of the work's `WorkStatus`."""
+    """Returns the name of the work's `WorkStatus`."""
 
 def work_error(work: _Work) -> BaseException | None:
-    """The error of the work; None while it runs and when it succeeded."""
+    """Returns the error of the work; None while it runs, or if it succeeded."""
 
 def work_wait_blocking(work: _Work, timeout: timedelta | None) -> None:
-    """Same as ``work.wait``, but on an accelerator, too, the calling thread waits."""
+    """Does the same as ``work.wait``, but the calling thread waits even on an accelerator."""
 
 def refuse_nan(args: PreHookArgs, rank: int) -> None:
-    """Raises RuntimeError, naming operation and tensor, where `rank` would send NaN."""
+    """Raises RuntimeError, with the operation and the tensor, if this `rank` would send NaN."""
 
 def log_info(text: str) -> None:
-    """Writes a line to torch's log, where TORCH_CPP_LOG_LEVEL is INFO."""
+    """Writes a line to torch's log, which shows it if TORCH_CPP_LOG_LEVEL is INFO."""
 
 def configure_recorder(
     *,
@@ -174,13 +183,13 @@ def configure_recorder(
     completed: bool,
     pipe: str,
 ) -> None:
-    """Makes the recorder of this process, or changes how it is dumped after a failure."""
+    """Makes the recorder of this process on the first call; later calls change how it is dumped."""
 
 def process_recorder() -> Recorder | None:
-    """Returns the recorder of this process; None where it is off or was not made."""
+    """Returns the recorder of this process; None if it is off or has not been made."""
 
 class Recorder:
-    """The object behind `FlightRecorderHook`; see there."""
+    """The native object behind a `FlightRecorder`, which describes its methods."""
 
     def __init__(self, max_entries: int, cpp_stacks: bool) -> None: ...
     @property
@@ -189,16 +198,16 @@ class Recorder:
     def size(self) -> int: ...
     @property
     def rank(self) -> int:
-        """This process's rank in the first group that was recorded; -1: none was."""
+        """This process's global rank in the first recorded group; -1 before the first."""
     def reset(self) -> None: ...
     def json(self, completed: bool = True, collectives: bool = True) -> str: ...
     def write(
         self, path: str, completed: bool = True, collectives: bool = True, stacks: bool = True
     ) -> None:
-        """Writes the pickle to a file; raises RuntimeError when it cannot."""
+        """Writes the pickle to a file. Raises RuntimeError if the file cannot be written."""
 
 def keep_store(store: Store) -> None:
-    """Keeps the store, and what it serves, until the process is gone."""
+    """Keeps the store, and the server in it, until the process ends."""
 
 def new_host_communicator(
     store: Store,
@@ -209,7 +218,7 @@ def new_host_communicator(
     ends_process: bool,
     gloo: bool,
 ) -> Communicator:
-    """A communicator for CPU tensors, over shared memory or the connections of torch's Gloo.
+    """Makes a communicator for CPU tensors, over shared memory or the connections of torch's Gloo.
 
     Collective over its ranks.
     """
@@ -229,17 +238,20 @@ def new_accelerator_communicator(
     named: bool,
     ranks_per_root: int,
 ) -> Communicator:
-    """A communicator for tensors of the device; collective over its ranks.
+    """Makes a communicator for tensors of the device. Collective over its ranks.
 
-    `nccl_library` is a path, `nccl_folder` the folder of the installed package; empty: none.
-    `named`: NCCL is told the name, where it takes one.
+    `nccl_library` is the path of libnccl, `nccl_folder` the folder of the installed NCCL package;
+    both may be empty. `named`: NCCL gets the name, if its version takes names.
     """
 
 def use_host_streams(device_type: str, library: str) -> None:
-    """Makes shared memory carry the tensors of a simulated accelerator, or a library if named."""
+    """Makes shared memory, or the library at the path, carry a simulated accelerator's tensors.
+
+    `library`: the path; empty for shared memory.
+    """
 
 def load_nccl(path: str, folder: str) -> NcclLibrary:
-    """Loads libnccl, see `torchcomms_pg.nccl.load`; empty strings: none."""
+    """Loads libnccl as `torchcomms_pg.nccl.load` does, and returns it. Both texts may be empty."""
 
 def meet_over_nccl(
     library: NcclLibrary,
@@ -251,19 +263,22 @@ def meet_over_nccl(
     ranks_per_root: int,
     peer: int = -1,
 ) -> list[bytes]:
-    """The unique ids of a new communicator, for its ranks; they must have one version of NCCL."""
+    """Returns the unique ids of a new communicator, which its ranks exchange through the store.
+
+    Raises if the ranks have loaded different versions of NCCL.
+    """
 
 class NcclConfig:
     """Settings of a communicator for NCCL: the fields of its ``ncclConfig_t``.
 
-    Attributes have the names of torch's ``ProcessGroupNCCL.NCCLConfig``; None is NCCL's default.
-    What they mean: NCCL's documentation. NCCL's environment variables go first. A value that NCCL
-    does not take raises ValueError; so does, when a communicator is made, a field that the loaded
-    library does not have yet.
+    Attributes have the names of torch's ``ProcessGroupNCCL.NCCLConfig``; NCCL's documentation
+    says what they mean, and None is NCCL's default. NCCL's environment variables take precedence.
+    A value that NCCL does not take raises ValueError. A field that is newer than the loaded
+    library raises RuntimeError when a communicator is made.
 
     Attributes:
-        blocking: None or 0: communicators never block, since deadlines and abort depend on it.
-        net_name: the network plugin's; a name, as `comm_name`.
+        blocking: 0 or 1, and ignored: NCCL's calls block, in threads that a deadline can leave.
+        net_name: name of the network plugin.
     """
 
     blocking: int | None
@@ -304,18 +319,18 @@ class NcclLibrary:
     def path(self) -> str: ...
     @property
     def version(self) -> int:
-        """The version as ncclGetVersion tells it, e.g. 23007 for 2.30.7."""
+        """The version in NCCL's form, e.g. 23007 for 2.30.7."""
 
     @property
     def origin(self) -> str:
-        """The way in which it was found, in words."""
+        """The way in which the library was found, in words."""
 
     @property
     def missing(self) -> list[str]:
-        """The optional functions that it lacks."""
+        """Names of the optional functions of NCCL that the library lacks."""
 
 class OpName:
-    """The operation that a hook is told of."""
+    """The operation that a hook is called for."""
 
     @property
     def __members__(self) -> dict[str, OpName]: ...
@@ -358,25 +373,26 @@ class PreHookArgs:
     """An operation that is about to be launched.
 
     Attributes:
-        name: which operation.
-        op_id: counts the hooked operations of this process.
+        name: the operation.
+        op_id: number of the operation among the hooked operations of this process, from 1.
         async_op: as the caller passed it.
-        inputs: the tensors it reads; what is contiguous in them is what is sent.
-        outputs: the tensors it writes.
-        input: the only tensor of `inputs`, or all of them where there is not exactly one.
+        inputs: the tensors that the operation reads.
+        outputs: the tensors that the operation writes.
+        input: the only tensor of `inputs`, or the list if it has not exactly one.
         output: the same for `outputs`.
-        tensors: inputs and outputs, each once.
-        tensor: the only tensor of `tensors`, None where there is not exactly one.
-        root: of a rooted collective; None for others.
-        peer: other side of a message, put or signal, -1 for a receive from any; None for others.
-        reduce_op: such as ``"SUM"``; None where nothing is reduced.
+        tensors: all tensors of `inputs` and `outputs`, each once.
+        tensor: the only tensor of `tensors`; None if there is not exactly one.
+        root: root of a rooted collective; None for others.
+        peer: the other rank of a message, put or signal; -1 for a receive from any rank; None for
+            other operations.
+        reduce_op: such as ``"SUM"``; None if nothing is reduced.
         input_split_sizes: rows for each rank, of all_to_all_v_single; empty for others.
-        output_split_sizes: the same for the output.
-        ops: of a batch: its members, with the op_id of the batch.
-        num_ops: how many these are.
-        ranks: of a split or shrink: the ranks of the new communicator, as they are called in this
-            one; empty: this rank is in none.
-        new_name: of a split or shrink: what the new communicator is called.
+        output_split_sizes: rows from each rank, of all_to_all_v_single; empty for others.
+        ops: members of a batch, which have the batch's op_id; empty for others.
+        num_ops: number of `ops`.
+        ranks: ranks of the communicator that a split or shrink makes, by their numbers in this
+            communicator; empty for others, and if this rank is in no new communicator.
+        new_name: name of the communicator that a split or shrink makes; empty for others.
     """
 
     @property
@@ -417,14 +433,16 @@ class PreHookArgs:
     def new_name(self) -> str: ...
 
 class PostHookArgs:
-    """An operation that was launched, cancelled by a pre-hook, or could not be launched.
+    """An operation that is over for its caller.
+
+    It has ended, was cancelled by a pre hook, or could not be launched.
 
     Attributes:
-        name: which operation.
+        name: the operation.
         op_id: as in `PreHookArgs`.
-        work: of the operation; None when it was not launched, and for finalize.
-        error: why it was not launched, or what a synchronous operation failed with; None if
-            nothing went wrong.
+        work: the operation's work, which has ended. None for a synchronous operation that failed,
+            for an operation that was not launched, and for finalize.
+        error: the operation's error; None if it succeeded.
     """
 
     @property
@@ -437,15 +455,15 @@ class PostHookArgs:
     def error(self) -> BaseException | None: ...
 
 class EndHookArgs:
-    """An operation that has come to its end.
+    """An operation that has ended.
 
     Attributes:
-        name: which operation.
+        name: the operation.
         op_id: as in `PreHookArgs`.
         async_op: as in `PreHookArgs`.
         status: ``"completed"`` or ``"failed"``.
-        error: what it failed with, else None.
-        duration: milliseconds from its start to its end; 0 if it was never started.
+        error: the operation's error; None if it completed.
+        duration: milliseconds from the operation's start to its end; 0 if it was never started.
     """
 
     @property
@@ -462,23 +480,26 @@ class EndHookArgs:
     def duration(self) -> float: ...
 
 class RemovableHandle:
-    """Takes one hook away."""
+    """A registered hook; every ``register_..._hook`` returns one."""
 
     def remove(self) -> None:
-        """Ends calls of the hook, from the next operation on. Idempotent."""
+        """Ends the calls of the hook, from the next operation on. Idempotent."""
 
 class Communicator:
-    """The object behind `TorchComm`; see there for the operations."""
+    """The native object behind a `TorchComm`, which describes the operations."""
 
     def register_pre_hook(self, hook: Callable[[PreHookArgs], object]) -> RemovableHandle: ...
     def register_post_hook(self, hook: Callable[[PostHookArgs], object]) -> RemovableHandle: ...
     def register_end_hook(self, hook: Callable[[EndHookArgs], object]) -> RemovableHandle: ...
     def register_abort_hook(self, hook: Callable[[], object]) -> RemovableHandle: ...
     def record(self, recorder: Recorder) -> bool:
-        """Records the operations from the next one on; False: it does already, or is off."""
+        """Makes `recorder` record the operations, from the next one on.
+
+        Returns False if it does so already, or has no room for an entry.
+        """
 
     def stop_recording(self, recorder: Recorder) -> None:
-        """Ends what `record` began. Idempotent."""
+        """Ends the recording by `recorder`. Idempotent."""
 
     @property
     def rank(self) -> int: ...
@@ -492,16 +513,19 @@ class Communicator:
     def device(self) -> torch.device: ...
     @property
     def library_version(self) -> str:
-        """The library's version as NCCL counts, e.g. ``"2.28.9"``."""
+        """The version of NCCL's interface that the library has, e.g. ``"2.28.9"``."""
 
     @property
     def failed(self) -> bool: ...
     def lateness(self, operation: str) -> _Lateness:
-        """Judges what the ranks have told of their arrivals; `operation` is named in errors."""
+        """Returns a judgement of the arrivals that the ranks have published.
+
+        `operation`: the name that errors give.
+        """
 
     @property
     def ends_process(self) -> bool:
-        """True if a failure ends the process."""
+        """Whether a failure ends the process."""
 
     @property
     def timeout(self) -> timedelta: ...
@@ -521,18 +545,24 @@ class Communicator:
         named: bool,
     ) -> Communicator | None: ...
     def comm_ptr(self) -> int:
-        """The library's communicator, once all ranks have joined."""
+        """Returns the address of the library's communicator, once all ranks have joined."""
 
     def new_window(self) -> Window: ...
     def allocate_tensor(self, size: int, dtype: torch.dtype) -> torch.Tensor: ...
     def enter_batch(self) -> int | None:
-        """Opens a batch in this thread, or returns how many operations the open one has."""
+        """Opens a batch in this thread, or joins the open batch.
+
+        Returns the number of operations in the joined batch, or None if it opened one.
+        """
 
     def leave_batch(self, joined: int | None) -> _Work | None:
-        """Ends what `enter_batch` has begun, with its result; launches a batch that it opened."""
+        """Ends a scope that `enter_batch` has begun and for which it returned `joined`.
+
+        Launches the batch if the scope opened it. Returns the batch's Work; None if it is empty.
+        """
 
     def cancel_batch(self, joined: int | None) -> None:
-        """Same as `leave_batch`, dropping the operations since `enter_batch`."""
+        """Does the same as `leave_batch`, but drops the operations issued since `enter_batch`."""
 
     @property
     def in_batch(self) -> bool:
@@ -541,9 +571,9 @@ class Communicator:
     def abort(self, why: str) -> None: ...
     def close(self) -> None: ...
     def relax(self, time: timedelta) -> int:
-        """Makes peers wait for this rank that much longer from now.
+        """Makes peers that wait for this rank extend their deadlines to `time` from now.
 
-        Returns what `end_relaxation` takes, which ends it before.
+        Returns the number by which `end_relaxation` ends the extension earlier.
         """
 
     def end_relaxation(self, end: int) -> None: ...
@@ -663,7 +693,7 @@ class Communicator:
     ) -> _Work | None: ...
 
 class Window:
-    """The object behind `TorchCommWindow`; see there for the operations."""
+    """The native object behind a `TorchCommWindow`, which describes the operations."""
 
     def tensor_register(self, tensor: torch.Tensor, owning: bool) -> None: ...
     def tensor_deregister(self) -> None: ...
@@ -691,27 +721,27 @@ class Window:
     def shape(self) -> list[int] | None: ...
 
 class Work(_Work):
-    """One issued operation. Its repr tells operation, sizes, group, rank, timeout and state."""
+    """One issued operation. Its repr shows operation, sizes, group, rank, timeout and state."""
 
     def __copy__(self) -> Work: ...
     def __deepcopy__(self, memo: dict[int, Any]) -> Work: ...
 
 class Backend(_C10dBackend):
-    """The ranks of one process group.
+    """The backend of one process group, as one rank holds it.
 
-    ``dist.init_process_group("torchcomms")`` and ``dist.new_group`` make it. Made by hand it
-    can be used without a process group; that too is collective over its ranks.
+    ``dist.init_process_group("torchcomms")`` and ``dist.new_group`` make it. A program may also
+    make one itself, and use it without a process group. Making it is collective over its ranks.
 
     Args:
-        store: where the ranks meet.
+        store: the store for the rendezvous.
         rank: of this process or thread, from 0.
         size: number of ranks.
         options: timeout and name of the group.
-        communicator: instead of the first three: one that there is already, and that lives on when
-            the group is shut down.
+        communicator: an existing communicator, in place of the first three arguments; it stays
+            usable when the group is shut down.
 
     Raises:
-        CommError: not all ranks came within ``options._timeout``.
+        CommError: not all ranks arrived within ``options._timeout``.
     """
 
     class Options(_C10dBackend.Options):
@@ -719,20 +749,22 @@ class Backend(_C10dBackend):
 
         Args:
             timeout: how long an operation may take, from its issue, before the group fails.
-            name: by which profiles and `Backend.name` call the backend; ``gloo``: as Gloo's.
+            name: the backend's name in profiles and in `Backend.name`; ``gloo`` for a group that
+                replaces a group of Gloo.
 
         Attributes:
-            nccl_library: path of the libnccl.so.2 to load. Empty: see `torchcomms_pg.nccl.load`.
-            nccl_folder: folder of the installed NCCL package; set by the backend's creator.
+            nccl_library: path of the libnccl.so.2 to load. If it is empty, `torchcomms_pg.nccl`
+                chooses, see its `load`.
+            nccl_folder: folder of the installed NCCL package; set by `create_backend`.
             is_high_priority_stream: whether asynchronous operations of an accelerator run in a
                 stream of high priority.
-            config: what NCCL is told when it makes a communicator. Groups that are made of this
-                one have it too, unless they get options of their own.
-            ranks_per_root: for how many ranks NCCL starts from one unique id; set by the
-                backend's creator.
-            blocking_wait: whether ``work.wait()`` stops the host on an accelerator, too; set by the
-                backend's creator.
-            nan_check: whether operations that would send NaN raise; set by the backend's creator.
+            config: NCCL's settings for a communicator. Groups that are split from this one
+                inherit them, unless they get options.
+            ranks_per_root: number of ranks that NCCL starts from one unique id; set by
+                `create_backend`.
+            blocking_wait: whether ``work.wait()`` blocks the host even on an accelerator; set by
+                `create_backend`.
+            nan_check: whether operations that would send NaN raise; set by `create_backend`.
         """
 
         nccl_library: str
@@ -746,17 +778,17 @@ class Backend(_C10dBackend):
         nan_check: bool
         @property
         def abort_process_on_timeout_or_error(self) -> bool | None:
-            """True if a failure ends the process, after the abort hooks; else it raises CommError.
+            """True if a failure ends the process, after the abort hooks; False if it raises.
 
-            None: TORCHCOMM_ABORT_ON_ERROR; where that is not set, it raises for CPU tensors, and
-            for an accelerator's TORCH_NCCL_ASYNC_ERROR_HANDLING says.
+            None takes the value of TORCHCOMM_ABORT_ON_ERROR. If that is not set, either, a failure
+            on CPU tensors raises CommError, and `accelerator_ends_process` decides for others.
             """
 
         @abort_process_on_timeout_or_error.setter
         def abort_process_on_timeout_or_error(self, arg0: bool | None) -> None: ...
         @property
         def accelerator_ends_process(self) -> bool:
-            """The choice of TORCH_NCCL_ASYNC_ERROR_HANDLING; set by torchcomms_pg."""
+            """Result of `torchcomms_pg.env.accelerator_ends_process`; set by `create_backend`."""
 
         @accelerator_ends_process.setter
         def accelerator_ends_process(self, arg0: bool) -> None: ...
@@ -770,7 +802,7 @@ class Backend(_C10dBackend):
     @property
     def options(self) -> Backend.Options: ...
     def communicator(self, device: torch.device) -> Communicator:
-        """The communicator that tensors of the device go through; made where there is none."""
+        """Returns the communicator for tensors of the device, and makes it if none exists."""
 
     @property
     def mem_allocator(self) -> Any:
@@ -778,100 +810,105 @@ class Backend(_C10dBackend):
 
         Raises:
             NotImplementedError: torch is built for CPUs only.
-            RuntimeError: the library has none, or another one allocates in this process.
+            RuntimeError: libnccl is not found or has no allocator, or another library already
+                allocates in this process.
         """
 
     def register_mem_pool(self, pool: torch.cuda.MemPool, symm: bool = False) -> None:
         """Registers the memory that a pool has now, so that NCCL uses it without copying.
 
-        What is registered already stays so; call it again for what the pool took later. Memory of
-        `mem_allocator` is deregistered when it is freed, that of other allocators only by
-        `deregister_mem_pool`. Connects the ranks for the pool's device, if they are not yet.
+        Call it again for memory that the pool takes later; registered memory stays registered.
+        Memory of `mem_allocator` is deregistered when it is freed, memory of other allocators only
+        by `deregister_mem_pool`. Makes the group's communicator for the device if none exists.
 
         Args:
             pool: its segments are registered, each with the group's communicator of its device.
-            symm: they lie alike on all ranks (windows of NCCL 2.27.3 or later); collective.
+            symm: whether the segments have the same layout on all ranks (windows of NCCL 2.27.3 or
+                later). The call is then collective.
         """
 
     def deregister_mem_pool(self, pool: torch.cuda.MemPool) -> None:
-        """Undoes `register_mem_pool`; so does the end of the group.
+        """Ends the registration of a pool, as the end of the group does, too.
 
         Raises:
             ValueError: the pool is not registered with this group.
         """
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """Tells whether `allocate_tensor` is of use: NCCL has an allocator, the GPU multicasts."""
+        """Returns whether NCCL has an allocator and the GPU supports multicast.
+
+        `allocate_tensor` is of use only then.
+        """
 
     def allocate_tensor(
         self, size: int, *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """A tensor of one dimension, not initialized, of registered memory of NCCL's."""
+        """Returns an uninitialized tensor of one dimension in registered memory of NCCL."""
 
     def suspend(self) -> None:
-        """Gives back NCCL's own memory on the group's GPUs, once what is in flight has ended.
+        """Waits for the operations in flight, then frees NCCL's own memory on the group's GPUs.
 
-        All ranks call it. Operations on GPUs raise RuntimeError until `resume`; those that a graph
-        replays are not looked after, and must not run.
+        All ranks call it. Operations on GPUs raise RuntimeError until `resume`. The program must
+        not replay graphs that contain operations of the group: this is not checked.
 
         Raises:
             NotImplementedError: the library is older than NCCL 2.29.7.
         """
 
     def resume(self) -> None:
-        """Takes the memory again that `suspend` has given back. All ranks call it."""
+        """Allocates again the memory that `suspend` has freed. All ranks call it."""
 
     def memory_stats(self) -> dict[str, int]:
-        """NCCL's own memory on the group's GPUs, in bytes.
+        """Returns the bytes of NCCL's own memory on the group's GPUs.
 
-        ``suspend`` is what `suspend` gives back, ``persist`` what it does not, ``total`` both;
-        ``suspended`` counts the GPUs on which it is given back.
+        ``suspend`` is the memory that `suspend` frees, ``persist`` the memory that it keeps,
+        ``total`` both. ``suspended`` is the number of GPUs that are suspended.
         """
 
     def get_error(self) -> ErrorType:
-        """The kind of the group's failure, if any: a timeout, here, or on another rank."""
+        """Returns the kind of the group's failure, or SUCCESS if it has not failed."""
 
     def _comm_ptr(self) -> int:
-        """Same as `comm_ptr`, which torch's own backend has from torch 2.15 on."""
+        """Returns the same as `comm_ptr`, which torch's own backend has from torch 2.15 on."""
 
     @property
     def comm_ptr(self) -> int:
-        """NCCL's communicator of the accelerator, for code that calls NCCL itself.
+        """The address of NCCL's communicator, for code that calls NCCL itself.
 
-        Where the group has several devices, that of the current one. Raises RuntimeError where
-        there is none yet. It is the group's: valid until the group is destroyed.
+        If the group has several devices, the communicator is the one of the current device. Raises
+        RuntimeError if none exists yet. The group owns it: valid until the group is destroyed.
         """
 
     @property
     def uid(self) -> int:
-        """Counts the groups of this process."""
+        """The number of the group among the groups of this process, from 0."""
 
     def _is_initialized(self) -> bool: ...
     def _set_default_timeout(self, timeout: timedelta) -> None: ...
     def _enable_collectives_timing(self) -> None:
-        """Makes works know their duration: ``work._get_duration()``."""
+        """Makes works measure their duration, for ``work._get_duration()``."""
 
     def _set_enable_nan_check(self, enable_nan_check: bool) -> None:
-        """Sets whether operations that would send NaN raise RuntimeError, with nothing sent."""
+        """Sets whether operations that would send NaN raise RuntimeError and send nothing."""
 
     def _group_start(self) -> None:
-        """Collects what this thread issues from now on, to be launched together."""
+        """Collects the operations that this thread issues, until `_group_end` launches them."""
 
     def _group_end(self) -> None:
-        """Launches what was collected; the works of its asynchronous operations stand for all."""
+        """Launches the collected operations as one; each one's work stands for all of them."""
 
     @staticmethod
     def get_build_nccl_version() -> tuple[int, int, int]:
-        """The version of the header that torchcomms_pg was built with."""
+        """Returns the version of the nccl.h that torchcomms_pg was built with."""
 
     @staticmethod
     def get_runtime_nccl_version() -> tuple[int, int, int]:
-        """The version of the loaded library; loads it. See `torchcomms_pg.nccl.version`."""
+        """Loads libnccl and returns its version, see `torchcomms_pg.nccl.version`."""
     NCCL_CTA_POLICY_DEFAULT: int
     NCCL_CTA_POLICY_EFFICIENCY: int
     NCCL_CTA_POLICY_ZERO: int
     def comm_split_count(self) -> int:
-        """The number of groups that have been split from this one."""
+        """Returns the number of groups that have been split from this one."""
 
     def perform_nocolor_split(self, device: torch.device) -> None:
-        """Called by ``new_group`` on ranks outside the new group; members need nothing of it."""
+        """Does nothing. ``new_group`` calls it on ranks outside the new group."""

@@ -45,7 +45,7 @@ def minor_of(version: str) -> str:
 
 
 def builds(folder: Path = FOLDER) -> dict[str, str]:
-    """Returns the extensions in a folder that this Python can load: module names by torch minor."""
+    """Returns the names of the extensions in a folder that this Python can load, by torch minor."""
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     names = sorted(path.name.removesuffix(suffix) for path in folder.glob(f"_C_torch*{suffix}"))
     found = (re.fullmatch(r"_C_torch(\d)(\d+)", name) for name in names)
@@ -56,7 +56,7 @@ def load_extension(torch_version: str) -> None:
     """Imports the extension for a torch version as ``torchcomms_pg._C``.
 
     Raises:
-        ImportError: no such extension exists; the message has the command that builds it.
+        ImportError: the folder has no such extension; the message has the command that builds it.
     """
     found = builds()
     name = found.get(minor_of(torch_version))

@@ -36,7 +36,10 @@ def replace(
     replacement: Callable[..., Any],
     kind: Callable[[Any], Any] = lambda function: function,
 ) -> None:
-    """Replaces a function, once, by `replacement`, whose first argument is the original."""
+    """Replaces a function of all `owners`, once, by `replacement`, which gets the original first.
+
+    `kind` wraps the new function, for example in staticmethod.
+    """
     original = known = getattr(owners[0], name)
     while known is not None:
         if getattr(known, "replacement", None) is replacement.__code__:
@@ -72,9 +75,9 @@ def backends_of(group: Any) -> list[Any]:
 
 
 def all_gather_base_has_gradients() -> None:
-    """``torch.distributed.nn.functional._all_gather_base``: its backward takes NCCL and XCCL only.
+    """Makes the backward of ``torch.distributed.nn.functional._all_gather_base`` take torchcomms.
 
-    Up to 2.15 it raises "Backend not supported!" for all other names.
+    Up to 2.15 it takes NCCL and XCCL only, and raises "Backend not supported!" for other names.
     """
     function: Any = dist_nn._AllGatherBase
 
@@ -95,7 +98,7 @@ def all_gather_base_has_gradients() -> None:
 
 
 def monitored_barrier_takes_more_than_gloo() -> None:
-    """``dist.monitored_barrier``: up to 2.13 raises ValueError for backends other than Gloo."""
+    """Makes ``dist.monitored_barrier`` take torchcomms; up to 2.13 it takes only Gloo."""
 
     def monitored_barrier(
         original: Any,
@@ -117,7 +120,7 @@ def monitored_barrier_takes_more_than_gloo() -> None:
 
 
 def timeouts_reach_the_backend() -> None:
-    """``_set_pg_timeout``: up to 2.13 sets only Gloo's and NCCL's, and warns for others."""
+    """Makes ``_set_pg_timeout`` set the backend's timeout; up to 2.13 it sets Gloo's and NCCL's."""
 
     def set_timeout(
         original: Any, timeout: datetime.timedelta, group: ProcessGroup | None = None
@@ -127,14 +130,14 @@ def timeouts_reach_the_backend() -> None:
             original(timeout, group)
             return
         c10d._check_valid_timeout(timeout)
-        # Sets it on every backend of the group, as torch's own loop does.
+        # Sets the timeout of every backend of the group, as torch's own loop does.
         (group or c10d._get_default_group()).set_timeout(timeout)
 
     replace([c10d], "_set_pg_timeout", set_timeout)
 
 
 def ephemeral_timeouts_reach_the_backend() -> None:
-    """``_add_ephemeral_timeout_for_all_pgs``: up to 2.13 reaches only NCCL's groups."""
+    """Makes ``_add_ephemeral_timeout_for_all_pgs`` reach this backend; up to 2.13 only NCCL's."""
 
     def add(original: Any, timeout: datetime.timedelta) -> None:
         original(timeout)
@@ -146,7 +149,7 @@ def ephemeral_timeouts_reach_the_backend() -> None:
 
 
 def groups_tell_their_sequence_number() -> None:
-    """``ProcessGroup._get_sequence_number_for_group``: up to 2.13 raises for plugins."""
+    """Makes ``_get_sequence_number_for_group`` work; up to 2.13 it raises for plugins."""
 
     def get(original: Any, group: ProcessGroup) -> int:
         for backend in backends_of(group):

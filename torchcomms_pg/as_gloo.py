@@ -1,9 +1,9 @@
-"""Groups named ``gloo``, over torchcomms: for programs that use the name and cannot be changed.
+"""Serves groups named ``gloo`` over torchcomms, for programs that cannot be changed.
 
-c10d makes such groups by calling ``ProcessGroupGloo``, by that name in its own module; so does
-vLLM, for groups that it registers itself. `install` replaces the class in c10d's module by one that
-makes a `Backend`. Two uses keep torch's class: torch.distributed's ProcessGroupGloo, which torchft
-and torch's RPC call, and calls that pass options of Gloo.
+c10d makes such groups by calling ``ProcessGroupGloo``, a name in its own module. vLLM calls that,
+too, for groups that it registers itself. `install` replaces the class in c10d's module by a class
+that makes a `Backend`. Two kinds of calls still get torch's class: calls of torch.distributed's
+ProcessGroupGloo, as by torchft and torch's RPC, and calls that pass options of Gloo.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from torchcomms_pg.registration import create_backend
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
-# A group has one backend of each type. This project's is registered as two types, and called by the
-# first.
+# c10d keeps one backend of each type in a group. This project's backend is registered as both
+# types, and the group has the name of the first.
 GLOO, OURS = ProcessGroup.BackendType.GLOO, ProcessGroup.BackendType.CUSTOM
 GLOO_OF_GPUS = ProcessGroup.BackendType.UCC  # a type that no other backend of the group has
 
 
 @dataclass
 class _Group:
-    """The group that c10d is making.
+    """A group that c10d is making.
 
     Attributes:
         name, ranks: of the group; ranks is empty for the default group.
-        made: the backends made in place of Gloo's, and the store and timeout for a Gloo.
+        made: the backends made in place of Gloo's, each with its store and timeout.
     """
 
     name: str
@@ -50,16 +50,17 @@ class _Group:
     made: list[tuple[Backend, dist.Store, timedelta]] = field(default_factory=list)
 
 
-# The group that c10d is making. None if c10d is to get a real Gloo; _NO_GROUP if it makes no group.
+# The group that c10d is making, None if that group is to get a real Gloo, or _NO_GROUP if c10d is
+# making no group.
 _NO_GROUP = _Group("", [])
 _making: ContextVar[_Group | None] = ContextVar("torchcomms_pg.as_gloo", default=_NO_GROUP)
 
 
 def install() -> None:
-    """Makes c10d create groups of the name ``gloo`` over torchcomms; once per process is enough.
+    """Makes c10d create groups of the name ``gloo`` over torchcomms. Has an effect once.
 
     The groups' CPU tensors go over torchcomms. Their GPU tensors go over a real Gloo, which
-    connects with the first of them.
+    connects the ranks when it gets the first GPU tensor.
     """
     if not hasattr(c10d, "ProcessGroupGloo") or isinstance(c10d.ProcessGroupGloo, _StandIn):
         return
@@ -107,7 +108,7 @@ class _StandIn(type):
 
 
 def _note_the_group(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Records the group that c10d is making for `_StandIn`, and registers what a Gloo group has."""
+    """Tells `_StandIn` which group c10d is making, then registers backends as in a Gloo group."""
     given = inspect.signature(original).bind(*args, **kwargs).arguments
     group = _Group(given["group_name"], given["global_ranks_in_group"])
     on_cpu = c10d.BackendConfig(given["backend"]).get_device_backend_map().get("cpu")
@@ -119,7 +120,8 @@ def _note_the_group(original: Any, *args: Any, **kwargs: Any) -> Any:
     if group.made:
         pg = result[0]
         pg._register_backend(CPU, OURS, pg._get_backend(CPU))
-        # Up to torch 2.13 torch sets it for a group of "cpu:gloo" only if no plugin is registered.
+        # Up to 2.13 torch sets the default backend of a group of "cpu:gloo" only if no plugin is
+        # registered.
         if pg.name() == "undefined":
             pg._set_default_backend(GLOO)
         _give_gpus_to_gloo(pg, group)
@@ -127,7 +129,7 @@ def _note_the_group(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _over_gloo_itself(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Leaves torch a real Gloo, with which TORCH_DISTRIBUTED_DEBUG=DETAIL compares calls."""
+    """Gives torch a real Gloo for the comparison of calls by TORCH_DISTRIBUTED_DEBUG=DETAIL."""
     token = _making.set(None)
     try:
         return original(*args, **kwargs)
@@ -136,11 +138,11 @@ def _over_gloo_itself(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _not_called_gloo(original: Any, ddp: Any, *args: Any, **kwargs: Any) -> Any:
-    """Hides the type GLOO from DDP's logger, which casts it to ProcessGroupGloo unchecked."""
+    """Hides the type GLOO from DDP's logger, which would cast the backend to ProcessGroupGloo."""
     pg = ddp.process_group
     if not _stands_for_gloo(pg):
         return original(ddp, *args, **kwargs)
-    pg._register_backend(CPU, OURS, pg._get_backend(CPU))  # a program's own group lacks it
+    pg._register_backend(CPU, OURS, pg._get_backend(CPU))  # missing if a program made the group
     pg._set_default_backend(OURS)
     try:
         return original(ddp, *args, **kwargs)
@@ -149,7 +151,7 @@ def _not_called_gloo(original: Any, ddp: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _told_as_gloo(original: Any, ddp: Any) -> Any:
-    """Makes DDP's log data the same as over Gloo: its name, threads and variables."""
+    """Returns DDP's log data as over Gloo, with Gloo's name, threads and variables."""
     data = original(ddp)
     if _stands_for_gloo(ddp.process_group):
         data["backend_name"] = "gloo"

@@ -20,7 +20,7 @@ class BatchSendRecv:
     """A list of sends and receives. Make it by `TorchComm.batch_op_create`.
 
     Nothing is checked or sent before `issue`. Messages of one batch do not wait for each other, so
-    that the ranks may list them in any order.
+    the ranks may list them in any order.
 
     Example:
         >>> theirs = torch.empty(1, dtype=torch.int64)
@@ -53,12 +53,12 @@ class BatchSendRecv:
         """Launches the batch and empties it.
 
         Args:
-            async_op: False returns when all messages have been sent and received.
+            async_op: whether to return at once, not when all messages have been sent and received.
             hints: as for `TorchComm.send`, for every message.
             timeout: for all messages together.
 
         Raises:
-            ValueError, TypeError: a message is wrong; then none was sent, and the batch is
+            ValueError, TypeError: a message is wrong. No message was sent, and the batch is
                 unchanged.
             CommError: the communicator has failed.
         """
@@ -82,18 +82,18 @@ class BatchSendRecv:
 
 
 class GroupLaunch:
-    """The operations inside ``with comm.group():``, launched together at its end.
+    """The operations inside ``with comm.group():``, launched together at the end of the block.
 
-    Inside another group of the communicator they join that group, whose end launches them.
+    The operations of a block inside another block of the communicator join the outer block.
 
     Attributes:
-        work: of all the operations; set at the end of the block.
+        work: the work of all the operations, set at the end of the block.
     """
 
     def __init__(self, comm: Operations) -> None:
         self._comm = comm._native("group")
         self.work = TorchWork(None)
-        self._joined: list[int | None] = []  # for each open block of this object
+        self._joined: list[int | None] = []  # what enter_batch() returned, for each open block
 
     def __enter__(self) -> GroupLaunch:
         self._joined.append(self._comm.enter_batch())

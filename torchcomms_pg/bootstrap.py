@@ -11,14 +11,15 @@ import torch.distributed as dist
 
 from torchcomms_pg import _C, env
 
-_servers: set[tuple[int, str]] = set()  # process and port of each server that is kept
+_servers: set[tuple[int, str]] = set()  # process id and port of each store's server that is kept
 
 
 def find_ranks(rank: int | None, size: int | None) -> tuple[int, int]:
-    """Returns rank and number of ranks: the arguments, else the launcher's environment's values.
+    """Returns rank and number of ranks: the arguments if given, else the launcher's variables.
 
     Raises:
-        ValueError: only one is given, they contradict each other, or neither source has them.
+        ValueError: only one of the two is given, they contradict each other, or neither the
+            arguments nor the environment have them.
     """
     if (rank is None) != (size is None):
         given, missing = ("size", "rank") if rank is None else ("rank", "size")
@@ -45,8 +46,9 @@ def find_store(
 ) -> dist.Store:
     """Returns the store for the rendezvous of the communicator `name`.
 
-    That is a part of the given store, or else of the TCPStore at MASTER_ADDR and MASTER_PORT. Rank
-    0 serves the latter, until its process ends, unless torchrun does. A single rank needs none.
+    The result is a part of the given store, or else of the TCPStore at MASTER_ADDR and MASTER_PORT.
+    Rank 0 serves that TCPStore until its process ends, unless torchrun serves it. A single rank
+    gets a store of its process.
 
     Raises:
         ValueError: no store is given, and the environment names none.
@@ -62,7 +64,7 @@ def find_store(
 
 
 def with_index(device: torch.device) -> torch.device:
-    """Returns the device with its index, or with the current device's index if it has none."""
+    """Returns the device, with the index of the current device if `device` has no index."""
     index: int | None = device.index
     if device.type == "cpu" or index is not None:
         return device
@@ -78,11 +80,11 @@ def _launcher_store(rank: int, size: int, timeout: timedelta) -> dist.Store:
             "where to meet. Pass store=, for example torch.distributed.TCPStore(...), or set "
             "MASTER_ADDR and MASTER_PORT to the host of rank 0 and a free port of it"
         )
-    # Uses torchrun's own store if there is one, and shares one server among all callers in a
-    # process.
+    # rendezvous() uses torchrun's own store if one exists. All callers of a process share one
+    # server.
     store: dist.Store = next(iter(dist.rendezvous("env://", rank, size, timeout=timeout)))[0]
-    # Ranks that have finished with one communicator use the server for the next one, while rank 0
-    # may still use the first communicator, and end it.
+    # The server must outlive the communicator: other ranks may already use it for their next one
+    # while rank 0 ends the first.
     server = (os.getpid(), os.environ["MASTER_PORT"])
     if rank == 0 and server not in _servers:
         _servers.add(server)

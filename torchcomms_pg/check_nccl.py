@@ -1,9 +1,9 @@
 """Runs a program, records all its operations, and reports what would go wrong over NCCL.
 
-Each rank's command runs the program as a child process, which writes its recorder's dump when it
-ends. Ranks that the program starts itself write their dumps into the same folder. Ranks that
-torchrun started send their dumps to rank 0's command through torchrun's own store, which outlives
-the program and reaches all hosts.
+This command runs once for each rank that torchrun starts, or once in all. It runs the program as a
+child process, which writes its recorder's dump into a folder when it ends. So do ranks that the
+program itself starts. Under torchrun the commands then send the dumps to rank 0's command, through
+torchrun's own store: that store outlives the program and reaches all hosts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torchcomms_pg.trace import DumpError, load, nccl_hazards
 _PREFIX = "rank_"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PART = 4 << 20  # torch's store takes values of up to 8 MB
-# How much later than rank 0's program the program of another rank may end.
+# Limit of the time by which another rank's program may end later than rank 0's.
 _PATIENCE = timedelta(minutes=10)
 _NO_STORE = """\
 torchcomms_pg.run: --check-nccl finds no store of torchrun through which rank {rank} of {size} could
@@ -39,8 +39,8 @@ python -m torchcomms_pg.trace FOLDER --nccl"""
 def check(command: list[str]) -> int:
     """Runs `command` and, on rank 0, prints the report. Returns the code to exit with.
 
-    This is the program's code unless that is 0; then, on rank 0, 1 if a hazard was found and 2 if
-    nothing was recorded; otherwise 0.
+    The code is the program's code, unless that is 0. Rank 0 then returns 1 if a hazard was found,
+    and 2 if nothing was recorded.
     """
     place = env.launcher_ranks()
     store = None
@@ -78,12 +78,12 @@ def _report(folder: Path, silent: list[int], code: int) -> int:
 
 
 class _Child:
-    """The program's process. It gets the same signals as this process, and ends with it."""
+    """The program's process. It gets the SIGTERM of this process, and ends if this process ends."""
 
     def __init__(self, command: list[str]) -> None:
         self.told_to_end = False
         prctl = ctypes.CDLL(None).prctl
-        # SIGINT is not passed on: a terminal's Ctrl-C reaches the child, too.
+        # SIGINT is not passed on, since a terminal's Ctrl-C reaches the child, too.
         handlers = {signal.SIGTERM: self._pass_on, signal.SIGINT: self._note}
         self._former = {each: signal.signal(each, handler) for each, handler in handlers.items()}
         self._process = subprocess.Popen(
@@ -93,7 +93,7 @@ class _Child:
             self._process.terminate()
 
     def wait(self) -> int:
-        """Returns the child's exit code as a shell does: 128 + signal if a signal ended it."""
+        """Waits for the child; returns its exit code, or 128 + the signal that ended it."""
         code = self._process.wait()
         for number, handler in self._former.items():
             signal.signal(number, handler)
@@ -130,7 +130,7 @@ def _give(store: dist.Store, rank: int, folder: Path) -> None:
 
 
 def _take(store: dist.Store, size: int, folder: Path) -> list[int]:
-    """Writes the dumps of the other ranks into `folder`; returns the ranks that sent none."""
+    """Writes the dumps of the other ranks into `folder`; returns the ranks that have sent none."""
     silent = []
     for rank in range(1, size):
         try:

@@ -38,17 +38,18 @@ if TYPE_CHECKING:
 class TorchComm(Operations, Handle):
     """A group of ranks that communicate, made by `new_comm`, `split` and `get_comm`.
 
-    All ranks call the same collectives in the same order. ``async_op=False`` returns when the
-    operation has finished, ``async_op=True`` at once; both return a `TorchWork`. ``timeout`` limits
-    one operation, from its issue to its end; None takes the communicator's timeout. ``hints`` are
-    listed in docs/api.md; an unknown hint has no effect except a warning.
+    All ranks call the same collectives in the same order. Each call returns a `TorchWork`. With
+    ``async_op=False`` it returns when the operation has finished, on an accelerator when the
+    operation is in the current stream; with ``async_op=True`` it returns at once. ``timeout``
+    limits one operation, from its issue to its end; None takes the communicator's timeout.
+    docs/api.md lists the ``hints``; an unknown hint only causes a warning.
 
     Tensors are dense, on the communicator's device, of any strides and of every dtype (operations
     that reduce: see `ReduceOp`); the tensors of one call share a dtype. A mistake raises
     ValueError, TypeError or RuntimeError, and nothing is issued. A failure raises `CommError`, in
-    every later call too. Inside ``with comm.group():`` operations are collected.
+    every later call, too. Inside ``with comm.group():`` operations are collected.
 
-    Thread-safe, as long as all ranks issue their collectives in one order.
+    Thread-safe, provided that all ranks issue their collectives in one order.
 
     Example:
         >>> tensor = torch.ones(2)
@@ -74,8 +75,8 @@ class TorchComm(Operations, Handle):
         self._options = options
         self._owned = owned
         self._store = store  # of this communicator's ranks
-        self._world_size = world_size or comm.size  # of the communicator that splits began with
-        self._group = group  # the process group over it, or None
+        self._world_size = world_size or comm.size  # of the ancestor that no split made
+        self._group = group  # the process group over the communicator, or None
         self._recorded_by: set[FlightRecorderHook] = set()
         self._forgotten = (
             weakref.finalize(self, _warn_forgotten, comm.name, os.getpid()) if owned else None
@@ -98,9 +99,9 @@ class TorchComm(Operations, Handle):
         return self._size
 
     def get_ranks(self) -> list[int]:
-        """Returns the ranks' numbers in the ancestor that was not itself split from another.
+        """Returns for each rank its number in the ancestor that no split has made.
 
-        For a process group's communicator these are its global ranks.
+        For a process group's communicator these numbers are the global ranks.
         """
         return self._comm.ranks
 
@@ -125,8 +126,8 @@ class TorchComm(Operations, Handle):
     def get_nccl_comm_ptr(self) -> int:
         """Returns NCCL's communicator as a number, for code that calls NCCL itself.
 
-        It stays this communicator's: it is valid until `finalize`, and the caller must not destroy
-        it. Waits until all ranks have joined.
+        Waits until all ranks have joined. NCCL's communicator is valid until `finalize`, and the
+        caller must not destroy it.
 
         Raises:
             RuntimeError: the backend is not ``"nccl"`` or ``"ncclx"``, or the communicator was
@@ -161,13 +162,13 @@ class TorchComm(Operations, Handle):
         """Gives time for work of this rank alone, such as saving or validating.
 
         Inside the block, peers that wait for this rank extend their deadlines, up to the given time
-        from the block's begin. Operations that this rank issues may take that long, too. The peers
+        after the block began. Operations that this rank issues may take that long, too. The peers
         need not call this, and go on as soon as this rank arrives. The end of the block ends the
         extension.
 
         Args:
             timeout: a datetime.timedelta, or seconds.
-            minutes: instead of, or in addition to, `timeout`.
+            minutes: added to `timeout`.
         """
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout or 0.0
         given = timedelta(seconds=seconds, minutes=minutes)
@@ -180,10 +181,10 @@ class TorchComm(Operations, Handle):
             comm.end_relaxation(end)
 
     def abort(self) -> None:
-        """Fails all operations, present and later ones, on this rank and all others.
+        """Fails all operations, present and later ones, on all ranks.
 
         Returns when the abort hooks have run, or after 30 s; waits for nothing else. Only the first
-        call has an effect. Never ends this process. Still call `finalize` afterwards.
+        call has an effect. Never ends this process. Call `finalize` afterwards nevertheless.
         """
         self._comm.abort("abort()")
 
@@ -196,14 +197,14 @@ class TorchComm(Operations, Handle):
         return self._comm.failed
 
     def lateness(self) -> list[RankLateness]:
-        """Returns how late each rank is, from its latest collectives; the others wait for it.
+        """Returns how late each rank arrives at collectives, by the latest collectives.
 
         Returns:
-            By rank. Empty if not enough is known yet, which takes 16 steps or more.
+            An entry for each rank, in their order; an empty list until 16 or more steps have ended.
 
         Raises:
-            RuntimeError: the communicator has one rank, has ended, or is an accelerator's, where
-                operations are queued and no waits show; or its store does not answer within 4 s.
+            RuntimeError: the communicator has one rank or has ended, or its store does not answer
+                within 4 s. Or it is an accelerator's, whose queued operations show no waits.
         """
         return of_communicator(self._comm)
 
@@ -213,8 +214,8 @@ class TorchComm(Operations, Handle):
         Hooks are removed. Later operations raise RuntimeError.
 
         Raises:
-            CommError: the last operations of the ranks did not match, which no call has raised yet.
-                All resources are freed nevertheless.
+            CommError: the ranks' last operations do not match, and no call has reported that. All
+                resources are freed nevertheless.
         """
         if not self._owned:
             raise RuntimeError(
@@ -238,18 +239,19 @@ class TorchComm(Operations, Handle):
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchComm | None:
-        """Returns a communicator of some of the ranks. Every rank of this communicator calls it.
+        """Makes a communicator of some of the ranks. Every rank of this communicator calls this.
 
         Args:
-            ranks: the ranks of the new communicator, in their new order. This rank is one of them,
-                or the list is empty, and this rank joins none.
-            name: of the new communicator, also in NCCL. By default made from this one's.
+            ranks: the ranks of the new communicator, in their new order. The list contains this
+                rank, or is empty if this rank joins no new communicator.
+            name: of the new communicator, also in NCCL. By default made from this one's name.
             hints: as for `new_comm`. By default this communicator's.
-            timeout: for splitting, and of the new communicator. By default this communicator's.
+            timeout: limit of the split's time, and the new communicator's timeout. By default this
+                communicator's timeout.
 
         Returns:
-            None on ranks that passed an empty list. The new communicator inherits the options and
-            the recorders (`FlightRecorderHook`).
+            The new communicator, which inherits the options and the recorders
+            (`FlightRecorderHook`). None if the list is empty.
 
         Raises:
             ValueError: this rank's list is not empty and lacks this rank, or has a rank twice or
@@ -293,12 +295,12 @@ class TorchComm(Operations, Handle):
     # Windows
 
     def new_window(self, tensor: torch.Tensor | None = None) -> TorchCommWindow:
-        """Returns a window, through which ranks write into each other's tensors.
+        """Makes a window, through which ranks write into each other's tensors.
 
-        All ranks call it.
+        All ranks call this.
 
         Args:
-            tensor: registered with the window at once. Without it, register one later by
+            tensor: the tensor to register with the window. None leaves that to a later
                 `TorchCommWindow.tensor_register`.
         """
         window = TorchCommWindow(self._native("new_window").new_window(), self.get_name())
@@ -309,7 +311,7 @@ class TorchComm(Operations, Handle):
     def allocate_tensor(self, size: int, dtype: torch.dtype) -> torch.Tensor:
         """Returns an uninitialized tensor that a window registers without moving its memory.
 
-        Local. Takes the memory at once: the system's shared memory, or NCCL's on a GPU.
+        Not collective. Allocates the memory at once: shared memory, or NCCL's memory on a GPU.
 
         Args:
             size: number of elements; the tensor has one dimension.
@@ -325,9 +327,9 @@ class TorchComm(Operations, Handle):
     def register_pre_hook(self, callback: Callable[..., object]) -> _C.RemovableHandle:
         """Registers `callback`, called before each operation, the process group's included.
 
-        It gets a `PreHookArgs`, or, if it takes three arguments, as hooks of the torchcomms package
-        do, name, op_id and the `PreHookArgs`. An exception of the callback cancels the operation
-        before it is issued, and is raised to the caller.
+        `callback` gets a `PreHookArgs`. If it takes three arguments, as hooks of the torchcomms
+        package do, it gets name, op_id and the `PreHookArgs`. An exception of the callback cancels
+        the operation before it is issued, and is raised to the caller.
         """
         return self._comm.register_pre_hook(
             _of_args(callback, 3, lambda args: callback(args.name, args.op_id, args))
@@ -336,32 +338,32 @@ class TorchComm(Operations, Handle):
     def register_post_hook(self, callback: Callable[..., object]) -> _C.RemovableHandle:
         """Registers `callback`, called when an operation is over for its caller, whatever its end.
 
-        It gets a `PostHookArgs`, or, if it takes two arguments, as hooks of the torchcomms package
-        do, op_id and the `PostHookArgs`.
+        `callback` gets a `PostHookArgs`. If it takes two arguments, as hooks of the torchcomms
+        package do, it gets op_id and the `PostHookArgs`.
 
-        A synchronous operation is over when it returns or raises, or a pre hook has cancelled it;
-        after all post hooks have run, an exception of one is raised to the caller. An asynchronous
-        operation is over when it has completed or failed; its post hook runs in a separate thread,
-        for which `finalize` waits, even if the hook was removed meanwhile, and its exceptions are
-        written to stderr.
+        A synchronous operation is over when it returns or raises, or a pre hook has cancelled it.
+        All post hooks then run, and the first exception of a hook is raised to the caller. An
+        asynchronous operation is over when it has completed or failed. Its post hooks run in a
+        separate thread, even if they were removed meanwhile; their exceptions are written to
+        stderr. `finalize` waits for them.
         """
         return self._comm.register_post_hook(
             _of_args(callback, 2, lambda args: callback(args.op_id, args))
         )
 
     def register_end_hook(self, callback: Callable[[_C.EndHookArgs], object]) -> _C.RemovableHandle:
-        """Registers `callback`, called when an operation has completed, failed, or was torn down.
+        """Registers `callback`, called when an operation has completed or failed.
 
-        For an asynchronous operation it runs in a separate thread, for which `finalize` waits. Its
-        exceptions are written to stderr. Turns timing on.
+        For an asynchronous operation the callback runs in a separate thread, for which `finalize`
+        waits. Exceptions of the callback are written to stderr. Turns timing on.
         """
         return self._comm.register_end_hook(callback)
 
     def register_abort_hook(self, callback: Callable[[], object]) -> _C.RemovableHandle:
-        """Registers `callback`, called once, in its own thread, when the communicator has failed.
+        """Registers `callback`, called once when the communicator has failed, in its own thread.
 
-        The failure is raised, or the process ends, only after the callback, or after 30 s. Its
-        exceptions are written to stderr.
+        The failure is raised, or the process ends, only after the callback, or after 30 s.
+        Exceptions of the callback are written to stderr.
         """
         return self._comm.register_abort_hook(callback)
 
@@ -369,7 +371,7 @@ class TorchComm(Operations, Handle):
 def _of_args(
     callback: Callable[..., object], count: int, spread: Callable[..., object]
 ) -> Callable[..., object]:
-    """Returns `spread` if `callback` takes `count` arguments and not one, else `callback`."""
+    """Returns `spread` if `callback` takes `count` arguments but not one, else `callback`."""
     try:
         signature = inspect.signature(callback)
     except (TypeError, ValueError):  # a function without a signature, such as one in C
@@ -396,7 +398,7 @@ def wrap(
 
 def _warn_forgotten(name: str, pid: int) -> None:
     if os.getpid() != pid:
-        return  # a forked child does not own it
+        return  # this is a forked child, which does not own the communicator
     warnings.warn(
         f"communicator {name!r} was not finalized; call finalize() when all ranks are done with it",
         RuntimeWarning,

@@ -1,14 +1,14 @@
 """TorchComm's operations inside ``torch.compile``.
 
 A traced operation becomes a custom operator, which calls the real operation when the graph runs.
-The tensors that an operation writes are results of its operator, copied to the caller's tensors
-when the operation has ended; so no compiler pass can move or reuse memory that is still being
-written. For the same reason an asynchronous operation reads copies. Every operator also writes the
-communicator's token. So operators keep their order, and operators without a result stay in the
-graph.
+The tensors that an operation writes are results of its operator. They are copied to the caller's
+tensors when the operation has ended, so no compiler pass can move or reuse memory that is still
+being written. For the same reason an asynchronous operation reads copies. Every operator also
+writes the communicator's token. This keeps operators in order, and operators without a result in
+the graph.
 
-As in eager mode, operations are on data: gradients do not flow through them. For gradients use
-functional collectives over `get_process_group`.
+As in eager mode, gradients do not flow through operations. For gradients use functional collectives
+over `get_process_group`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torchcomms_pg.work import TorchWork, WorkStatus
 if TYPE_CHECKING:
     from torchcomms_pg.operations import Operations
 
-# The arguments of each operation in order, up to async_op.
+# The kinds of each operation's arguments, in order, up to async_op.
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
     "send": ("read", "peer"),
     "recv": ("write", "peer"),
@@ -55,8 +55,8 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {
 _comms: weakref.WeakValueDictionary[str, Operations] = weakref.WeakValueDictionary()
 _keys = itertools.count()
 _handles = itertools.count()
-# Asynchronous operations of graphs that have not been waited for, by handle: communicator, work and
-# results.
+# Asynchronous operations of graphs that no thread has waited for, by handle: the communicator's
+# name, the work and the results.
 _pending: dict[int, tuple[str, TorchWork, list[Tensor]]] = {}
 
 
@@ -68,7 +68,7 @@ def register(comm: Operations) -> str:
 
 
 def forget(key: str) -> None:
-    """Drops a communicator's operations that graphs have issued and never waited for."""
+    """Drops the operations that graphs have issued on a communicator and not waited for."""
     for handle in [handle for handle, (owner, *_) in _pending.items() if owner == key]:
         del _pending[handle]
 
@@ -86,7 +86,7 @@ def _start(
     hints: str,
     timeout: float,
 ) -> tuple[TorchWork, list[Tensor]]:
-    """Calls the real operation; returns its work and the tensors that it writes."""
+    """Calls the real operation on copies of `writes`; returns its work and these copies."""
     owner = _comms[comm]
     results = [tensor.clone() for tensor in writes]
     sources = [tensor.clone() for tensor in reads] if async_op else list(reads)
@@ -128,7 +128,10 @@ _WAIT = "(Tensor token, Tensor handle, Tensor[] writes) -> Tensor[]"
 
 
 def _operator(schema: str, traced: Callable[..., list[Tensor]]) -> Callable[..., Any]:
-    """Makes a function a custom operator; `traced` returns tensors like its results."""
+    """Returns a decorator that makes a function a custom operator.
+
+    `traced` returns tensors like the function's results, without running it.
+    """
 
     def register(function: Callable[..., list[Tensor]]) -> Any:
         name = f"torchcomms_pg::{function.__name__[1:]}"
@@ -177,18 +180,18 @@ class TracedWork(TorchWork):
         self._waited = False
 
     def is_completed(self) -> bool:
-        """Returns whether it has been waited for: a graph cannot query the operation."""
+        """Returns whether `wait` has been called: a graph cannot query the operation."""
         return self._waited
 
     def wait(self, timeout: timedelta | None = None) -> None:
-        """Same as `TorchWork.wait`, but ignores `timeout`: only the operation's own holds."""
+        """Waits as `TorchWork.wait` does, but ignores `timeout`: the operation's own holds."""
         if not self._waited:
             results = _wait(self._token, self._handle, _data(self._outputs))
             _write_back([self._token, *self._outputs], results)
             self._waited = True
 
     def wait_blocking(self, timeout: timedelta | None = None) -> None:
-        """Same as `wait`, which on an accelerator makes the stream wait."""
+        """Does the same as `wait`: on an accelerator only the stream waits."""
         self.wait(timeout)
 
     def status(self) -> WorkStatus:
@@ -211,7 +214,7 @@ def _data(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _write_back(targets: Sequence[Tensor], results: Sequence[Tensor]) -> None:
-    with torch.no_grad():  # as data
+    with torch.no_grad():  # autograd does not record the copies
         for target, result in zip(targets, results, strict=True):
             target.copy_(result)
 
@@ -224,7 +227,10 @@ def trace(
     hints: Mapping[str, str] | None,
     timeout: timedelta | None,
 ) -> TorchWork:
-    """Traces an operation into the graph; `arguments` are those before async_op."""
+    """Traces an operation into the graph and returns its work.
+
+    `arguments`: the operation's arguments before async_op.
+    """
     writes: list[Tensor] = []
     reads: list[Tensor] = []
     peers: list[int] = []

@@ -1,8 +1,8 @@
-"""Notifies the ranks' peers while ``torch.compile`` is at work: such a rank is late, not lost.
+"""Records when ``torch.compile`` is at work, so that peers wait longer for this rank.
 
-torch calls callbacks when compilation begins and ends in a process. Registering them would import
-``torch._dynamo``, which takes seconds; so they are registered when a program imports it, as
-compiling does.
+torch calls callbacks when a compilation begins and ends. Registering them at once would import
+``torch._dynamo``, which takes seconds. So they are registered when the program imports that module,
+as every compilation does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CALLBACKS = "torch._dynamo.callback"
 
 
 def configure() -> None:
-    """Reads the environment, for the communicators of this process; registers the callbacks.
+    """Sets the limit of waits for ranks that compile, and has the callbacks registered.
 
     Raises:
         ValueError: TORCHCOMM_COMPILE_TIMEOUT_SECONDS has an invalid value.
@@ -61,10 +61,10 @@ def _register(module: Any) -> None:
     clear = handler.clear
 
     def clear_others() -> None:
-        """Clears all other callbacks: `torch._dynamo.reset` must not remove these."""
+        """Clears all callbacks but this module's, which `torch._dynamo.reset` must not remove."""
         try:
             clear()
-        finally:  # clear() raises while something compiles, whose end must be noticed, too
+        finally:  # clear() raises during a compilation, whose end must be noticed, too
             _listen(handler)
 
     handler.clear = clear_others

@@ -48,9 +48,10 @@ def new_comm(
         device: the device whose tensors it takes.
         name: identifies the communicator in the store, in messages and, from NCCL 2.27.3 on, in
             NCCL. Communicators of one name on one store are matched by the order of their creation.
-            A `CommOptions` in this place is `options`.
+            A `CommOptions` passed in this place counts as `options`.
         abort_process_on_timeout_or_error: whether a timeout or error ends the process, after the
-            abort hooks; otherwise it raises `CommError`. Errors of `new_comm` itself always raise.
+            abort hooks; otherwise it raises `CommError`. An error of `new_comm` itself always
+            raises.
         timeout: limit of an operation's time, and of this call's wait for the other ranks.
         is_high_priority_stream: on an accelerator, whether asynchronous operations run in a stream
             of high priority; the same as the hint ``torchcomm::nccl::high_priority_stream``.
@@ -59,11 +60,11 @@ def new_comm(
         hints: see docs/api.md.
         rank: of this process or thread. By default taken from the launcher's environment.
         size: number of ranks; pass it with `rank`.
-        options: defaults for the arguments above. Their own defaults: see `CommOptions`.
+        options: values for the arguments above that are not passed. For defaults see `CommOptions`.
 
     Raises:
         ValueError, TypeError: an argument or an environment variable is wrong or missing.
-        RuntimeError: the backend is not available, or does not support this.
+        RuntimeError: the backend is not available, or does not support the arguments.
         CommError: not all ranks arrived in time.
     """
     device = torch.device(device)
@@ -160,11 +161,12 @@ def get_comm(
 ) -> TorchComm:
     """Returns the communicator behind a process group of backend ``torchcomms``.
 
-    Its hooks also see the process group's operations. The group owns it: it cannot be finalized.
+    The communicator's hooks also see the process group's operations. The group owns the
+    communicator, which cannot be finalized.
 
     Args:
         group: by default the default group.
-        device: the device whose tensors it takes. By default the CPU.
+        device: the device whose tensors the communicator takes. By default the CPU.
 
     Raises:
         ValueError: this rank is not in the group, or the group has another backend for the device.

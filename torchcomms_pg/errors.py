@@ -17,9 +17,9 @@ class CommError(DistBackendError):
         seq: its sequence number in the group, from 1; 0 if none was involved.
         group: the group's name.
         ranks: group ranks that did not arrive, died or aborted, if known.
-        verdict: the finding that all ranks share: which rank holds up the operation, what that
-            rank did last in the group and where its Python threads are. The same text on all
-            ranks; the error's own text if no such finding was needed.
+        verdict: the result of the hang diagnosis, the same text on all ranks: which rank holds up
+            the operation, what that rank did last in the group and where its Python threads are.
+            The error's own text if no diagnosis was needed.
     """
 
     def __init__(

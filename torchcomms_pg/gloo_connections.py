@@ -1,4 +1,4 @@
-"""Makes torch's ``ProcessGroupGloo`` whose connections join the hosts of a group."""
+"""Makes the ``ProcessGroupGloo`` of torch through which the hosts of a group communicate."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def connect(
     timeout: timedelta,
     across_hosts: bool,
 ) -> dist.Backend:
-    """Returns the connections of the ranks that share the store; collective over them.
+    """Connects the ranks that share the store, and returns the connections. Collective.
 
-    The ranks exchange their addresses through `addresses`, which is the same store, read faster.
+    The ranks exchange their addresses through `addresses`, a faster view of `store`.
 
-    Gloo listens on the interfaces ``GLOO_SOCKET_IFNAME``, else at the address to which the host's
-    name resolves. On many machines that is a loopback address, which other hosts cannot reach;
-    ranks `across_hosts` then listen at the address from which this host reaches the store, or else
-    the rest of the network.
+    Gloo listens on the interfaces ``GLOO_SOCKET_IFNAME``, or else at the address to which the
+    host's name resolves. On many machines that is a loopback address, which other hosts cannot
+    reach. If the ranks are `across_hosts`, this rank then listens at the address from which this
+    host reaches the store, or else the rest of the network.
 
     Raises:
         OSError: this rank has no address to listen at.
@@ -53,7 +53,7 @@ def connect(
 
 
 def _devices(address: str | None) -> list[Any]:
-    """Returns the devices at which Gloo listens: at `address`, or if None at its own choice."""
+    """Returns the devices with which Gloo listens: at `address`, or as Gloo chooses if None."""
     if address is not None:
         return [GLOO.create_device(hostname=address)]
     if names := os.environ.get("GLOO_SOCKET_IFNAME"):
@@ -62,7 +62,7 @@ def _devices(address: str | None) -> list[Any]:
 
 
 def _reachable_address(store: dist.Store) -> str | None:
-    """Returns the address to listen at instead of Gloo's own choice, or None to keep that."""
+    """Returns the address to listen at, or None if Gloo may choose."""
     if os.environ.get("GLOO_SOCKET_IFNAME") or not _is_loopback(_address_of_name()):
         return None
     while isinstance(store, dist.PrefixStore):
@@ -76,7 +76,7 @@ def _reachable_address(store: dist.Store) -> str | None:
 
 
 def _address_of_name() -> str | None:
-    """Returns the first address of this host's name that this host can bind, as Gloo does."""
+    """Returns the address that Gloo chooses: the first of this host's name that can be bound."""
     try:
         found = socket.getaddrinfo(socket.gethostname(), 0, type=socket.SOCK_STREAM)
     except OSError:
@@ -92,7 +92,7 @@ def _address_of_name() -> str | None:
 
 
 def _own_address_towards(host: str) -> str | None:
-    """Returns the address from which packets to `host` would go, without sending any."""
+    """Returns this host's address in packets to `host`, without sending a packet."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -103,5 +103,5 @@ def _own_address_towards(host: str) -> str | None:
 
 
 def _is_loopback(address: str | None) -> bool:
-    """Returns whether the address is loopback. None, an unknown name, is: Gloo uses loopback."""
+    """Returns whether the address is loopback, or None, in whose place Gloo uses loopback."""
     return address is None or ipaddress.ip_address(address.partition("%")[0]).is_loopback

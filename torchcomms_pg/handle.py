@@ -8,7 +8,7 @@ _Self = TypeVar("_Self", bound="Handle")
 
 
 class Handle:
-    """Its copies, deep ones included, are the object itself, since it stands for one resource."""
+    """A base class whose copies, deep copies included, are the object itself."""
 
     __slots__ = ()
 

@@ -1,4 +1,7 @@
-"""Which rank of a group is always late, so that the others wait for it: docs/lateness.md."""
+"""Finds the rank of a group that is always late, so that the others wait for it.
+
+docs/lateness.md has the rule.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ class RankLateness:
     """How late a rank arrives at the collectives of a group.
 
     Attributes:
-        rank: in the group.
+        rank: the rank's number in the group.
         later: seconds that the rank takes longer before a collective than the median of the other
-            ranks, not counting its own waits for other ranks; negative if it takes less time.
+            ranks; waits for other ranks do not count. Negative if the rank takes less time.
         share: part of the time, 0 to 1, for which all others wait for this rank alone.
         collectives: number of collectives in the sample.
         late: whether `share` is more than 0.1 beyond doubt; true for one rank at most.
@@ -35,18 +38,18 @@ class RankLateness:
 def lateness(group: dist.ProcessGroup | None = None) -> list[RankLateness]:
     """Returns how late each rank of a process group is, from its latest collectives on the CPU.
 
-    The group is one of ``torchcomms``, or a watched one of another backend, see `watch`. Ranks
-    publish their data every two seconds, and less often in groups of more than 64 ranks.
+    The group is one of ``torchcomms``, or a group of another backend that is watched (`watch`).
+    Ranks publish their data every two seconds, and less often in groups of more than 64 ranks.
 
     Args:
         group: by default the default group.
 
     Returns:
-        By rank. Empty if not enough is known yet, which takes 16 steps or more.
+        An entry for each rank, in their order; an empty list until 16 or more steps have ended.
 
     Raises:
-        RuntimeError: the group is not watched, has one rank or no backend for the CPU, has ended,
-            or its store does not answer within 4 s.
+        RuntimeError: the group is of another backend and not watched, has one rank or no backend
+            for the CPU, or has ended; or its store does not answer within 4 s.
         ValueError: this process is not in `group`.
     """
     given = dist.group.WORLD if group is None else group
@@ -66,7 +69,7 @@ def lateness(group: dist.ProcessGroup | None = None) -> list[RankLateness]:
 
 
 def of_communicator(comm: _C.Communicator) -> list[RankLateness]:
-    """Returns how late each rank is, see `lateness`."""
+    """Returns how late each rank of a communicator is, see `lateness`."""
     return _by_rank(comm.lateness("lateness"))
 
 

@@ -1,4 +1,4 @@
-"""Memory of NCCL's allocator, for a group's tensors: NCCL can use it without copying."""
+"""Memory of NCCL's allocator for a group's tensors, which NCCL can use without copying."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def allocator(options: _C.Backend.Options) -> Any:
 
     Raises:
         NotImplementedError: torch is not built for GPUs.
-        RuntimeError: libnccl is not found or has no allocator, or another one is in use.
+        RuntimeError: libnccl is not found or has no allocator, or another library already
+            allocates in this process.
     """
     if not hasattr(torch._C, "_cuda_customAllocator"):
         raise NotImplementedError(
@@ -30,7 +31,7 @@ def allocator(options: _C.Backend.Options) -> Any:
 def can_allocate(options: _C.Backend.Options, device: torch.device) -> bool:
     """Returns whether NCCL should allocate the group's tensors.
 
-    Same rule as for torch's own backend: NCCL has an allocator, and the GPU supports multicast.
+    The rule is the same as in torch's own backend: NCCL has an allocator, and the GPU multicast.
     """
     if device.type != "cuda" or not torch.cuda.is_available():
         return False
@@ -45,7 +46,7 @@ def allocate_tensor(
 ) -> torch.Tensor:
     """Returns an uninitialized tensor in NCCL's memory, registered with the group.
 
-    The first one on a device makes the group's communicator for it, as an operation would.
+    The first tensor on a device makes the group's communicator for the device, if none exists.
     """
     if device.type != "cuda":
         raise ValueError(
@@ -70,7 +71,7 @@ def _allocator() -> Any:
     return torch.cuda.memory.CUDAPluggableAllocator(_C.__file__, *functions).allocator()
 
 
-# One pool for each device, since all groups allocate alike.
+# Returns the one pool of each device: all groups allocate from it.
 @functools.cache
 def _pool(index: int, of: Any) -> torch.cuda.MemPool:
     with torch.cuda.device(index):

@@ -20,7 +20,7 @@ from torchcomms_pg import _C, env
 from torchcomms_pg._version import __version__
 
 _INTERVAL = timedelta(seconds=15)
-_AFTER_FAILURE = timedelta(seconds=1)  # lets the operations end that a failure ends
+_AFTER_FAILURE = timedelta(seconds=1)  # time for the operations in flight to end with the failure
 _PATIENCE = 5.0  # seconds for which the process's exit waits for a write in progress
 
 _PREFIX = "torchcomms_pg_"
@@ -53,13 +53,13 @@ _FAILURES = {
     True: ("verdicts", "Verdicts on a watched group, of whom its ranks wait for."),
 }
 
-_started: dict[int, object] = {}  # by process id; a fork inherits its parent's entry
+_started: dict[int, object] = {}  # an entry for each process id, since a fork inherits this dict
 
 
 def configure() -> None:
-    """Starts the writer of this process if the environment names its file.
+    """Starts this process's writer if the environment names a file.
 
-    Has an effect once. If it cannot start, rank 0 prints one line on stderr.
+    Has an effect once. If the writer cannot start, rank 0 prints one line on stderr.
     """
     template = env.metrics_file()
     token = object()
@@ -86,7 +86,7 @@ class _Writer:
 
         self._core = core
         self._registry = CollectorRegistry()
-        self._registry.register(self)  # calls collect() for each text
+        self._registry.register(self)  # makes generate_latest() call collect()
         self._text = generate_latest
         path = template.replace("{pid}", str(os.getpid()))
         self._path = Path(path.replace("{rank}", str(max(_C.process_totals().rank, 0))))
@@ -95,8 +95,8 @@ class _Writer:
 
     def start(self) -> None:
         self._thread.start()
-        # multiprocessing's children run these finalizers, but no atexit functions; forked children
-        # run only their own.
+        # multiprocessing's children run such finalizers, but no atexit functions. A forked child
+        # does not run its parent's finalizers.
         Finalize(None, self._end, exitpriority=0)
 
     def _run(self) -> None:
@@ -108,7 +108,7 @@ class _Writer:
             self._write()
 
     def _end(self) -> None:
-        """Writes a last time, in the thread that ends the process."""
+        """Writes the file a last time. Called by the thread that ends the process."""
         _C.end_metrics_writer()
         self._thread.join(_PATIENCE)
         if not self._thread.is_alive():
@@ -116,7 +116,7 @@ class _Writer:
 
     def _write(self) -> None:
         """Replaces the file atomically."""
-        # Hidden, and without the ending by which collectors find such files.
+        # A hidden name, without the ending by which collectors find metrics files.
         partial = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
             with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Environment settings for what a process reports of itself: compiling, late ranks, its status."""
+"""Environment settings of a process's reports: compilations, late ranks, the status."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torchcomms_pg import _C, compile_watch, env
 
 
 def configure() -> None:
-    """Reads the environment, for groups that are made from now on.
+    """Applies the environment's settings to groups that are made from now on.
 
     Raises:
         ValueError: TORCHCOMM_COMPILE_TIMEOUT_SECONDS or TORCHCOMMS_PG_LATE_WARNING has an invalid

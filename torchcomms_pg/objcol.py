@@ -2,12 +2,12 @@
 
 All of them are synchronous. Objects may differ in size from rank to rank.
 
-A rank accepts tensors, numbers, strings and containers of these (what ``torch.load`` accepts with
-``weights_only=True``, and the classes added by `torch.serialization.add_safe_globals`). It accepts
-objects of other classes only with ``weights_only=False``. Unpickling these executes code that their
-bytes contain, so use it only among ranks that trust each other. An object that is not accepted
-raises pickle.UnpicklingError on the rank that receives it, after the communication; that rank's
-list is unchanged.
+A rank accepts the objects that ``torch.load`` accepts with ``weights_only=True``: tensors, numbers,
+strings, containers of these, and the classes added by `torch.serialization.add_safe_globals`. It
+accepts objects of other classes only with ``weights_only=False``. Unpickling such objects executes
+code that their bytes contain, so set it only among ranks that trust each other. An object that is
+not accepted raises pickle.UnpicklingError on the rank that receives it, after the communication;
+that rank's list is unchanged.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def all_gather_object(
     """Fills `object_list`, which has one entry per rank, with the ranks' `obj`.
 
     Args:
-        object_list: keeps its length.
-        obj: what `torch.save` can save.
-        timeout: of each of the operations that this call issues.
+        object_list: its entries are replaced; one entry for each rank.
+        obj: an object that `torch.save` can save.
+        timeout: limit of each of the operations that this call issues.
         weights_only: whether to refuse, with pickle.UnpicklingError, objects other than tensors,
             numbers, strings and containers; unpickling them executes code.
     """
@@ -104,8 +104,8 @@ def gather_object(
     """Gathers the ranks' objects on one rank.
 
     Args:
-        obj: what `torch.save` can save.
-        root: the rank that gets them, from 0.
+        obj: an object that `torch.save` can save.
+        root: the rank that gets the objects, from 0.
         object_gather_list: on `root` a list with one entry for each rank; its entries are replaced.
         timeout, weights_only: as of `all_gather_object`.
     """

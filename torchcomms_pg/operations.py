@@ -26,14 +26,14 @@ Op = ReduceOp | dist.ReduceOp | dist.ReduceOp.RedOpType
 
 
 class Operations:
-    """The operations of `TorchComm`, whose docstring says what they have in common."""
+    """The operations of `TorchComm`, whose docstring describes their common arguments."""
 
     _comm: _C.Communicator
     _size: int
     _rank: int
     _finalized: bool
-    _key: str  # its name in graphs of torch.compile; _token orders its operations there
-    _token: torch.Tensor
+    _key: str  # the communicator's name in graphs of torch.compile
+    _token: torch.Tensor  # orders the communicator's operations in graphs
 
     def __init__(self, comm: _C.Communicator) -> None:
         self._comm = comm
@@ -55,11 +55,11 @@ class Operations:
         """Sends a tensor to one rank, which receives it with `recv`.
 
         Args:
-            tensor: of the same dtype and number of elements as the receive's.
-            dst: the rank that receives, from 0; may be this one.
+            tensor: has the dtype and the number of elements of the receiver's tensor.
+            dst: the rank that receives, from 0; may be this rank.
 
-        Hint ``torchcomm::shm::tag`` gives the message a tag, which the receive must name too;
-        messages of one pair and tag arrive in order.
+        Hint ``torchcomm::shm::tag`` gives the message a tag, which the receiver must name, too.
+        Messages between two ranks with one tag arrive in order.
 
         Example:
             >>> tensor = torch.arange(3) + rank
@@ -84,10 +84,10 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Receives a tensor that one rank sends. Hints and an example: see `send`.
+        """Receives a tensor that one rank sends. For hints and an example see `send`.
 
         Args:
-            tensor: is overwritten; of the same dtype and number of elements as the sent one.
+            tensor: is overwritten; has the dtype and the number of elements of the sent tensor.
             src: the rank that sends, from 0.
         """
         if is_dynamo_compiling():
@@ -103,11 +103,11 @@ class Operations:
         return BatchSendRecv(self)
 
     def group(self) -> GroupLaunch:
-        """Returns a context that launches the operations inside it as one at its end.
+        """Returns a context, at whose end the operations issued inside it are launched as one.
 
         Each operation's work stands for all of them; do not wait for it inside the context. The
         operations run in the calling thread if all of them are synchronous. An exception inside
-        the context drops them all. Groups and batches of messages inside the context join it.
+        the context drops all operations. Groups and batches inside the context join it.
         """
         return GroupLaunch(self)
 
@@ -149,12 +149,12 @@ class Operations:
         *,
         output: torch.Tensor | None = None,
     ) -> TorchWork:
-        """Reduces the ranks' tensors to one, which all ranks get, bit by bit the same.
+        """Reduces the ranks' tensors to one tensor, and gives it to all ranks, with equal bits.
 
         Args:
             tensor: of equal size on all ranks; overwritten, unless `output` is given.
             op: the reduction, such as ``ReduceOp.SUM``; for its dtypes see `ReduceOp`.
-            output: gets the result in place of `tensor`; of the same dtype and number of elements.
+            output: gets the result in place of `tensor`, and has its dtype and number of elements.
 
         Example:
             >>> tensor = torch.tensor([1.0, rank])
@@ -182,7 +182,7 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Reduces the ranks' tensors to one, which one rank gets.
+        """Reduces the ranks' tensors to one tensor, and gives it to one rank.
 
         Args:
             tensor: of equal size on all ranks; overwritten on `root`, unchanged on the others.
@@ -241,7 +241,7 @@ class Operations:
 
         Args:
             tensor_list: entry r has the size of rank r's `tensor`, which every rank must know.
-            tensor: this rank's.
+            tensor: this rank's tensor.
 
         Example:
             >>> tensors = [torch.empty(size, dtype=torch.int64) for size in (1, 2)]
@@ -325,7 +325,7 @@ class Operations:
         """Does the same as `reduce_scatter` for entries of different sizes.
 
         Args:
-            output: of the size of entry `rank`; gets that entry's reduction.
+            output: has the size of entry `rank`, and gets the reduction of that entry.
             input_list: one tensor for each rank; entry r has the same size on all ranks.
             op: the reduction; see `all_reduce`.
 
@@ -356,7 +356,7 @@ class Operations:
 
         Args:
             output: gets the reduction of this rank's part.
-            input: contiguous, of size x output.numel() elements: the ranks' parts one after
+            input: contiguous, of size x output.numel() elements: the parts for the ranks, one after
                 another.
             op: the reduction; see `all_reduce`.
 
@@ -478,7 +478,7 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Ends when all ranks have arrived.
+        """Waits until all ranks have arrived at the barrier.
 
         Example:
             >>> comm.barrier().is_completed()
@@ -498,13 +498,13 @@ class Operations:
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Gives each rank one tensor of one rank's list.
+        """Gives each rank one tensor of the root's list.
 
         Args:
             output_tensor: gets this rank's entry.
-            input_tensor_list: on `root` one tensor for each rank, of the size of `output_tensor`;
-                ignored on the others.
-            root: the rank whose list it is, from 0.
+            input_tensor_list: on `root` one tensor for each rank, of the size of `output_tensor`.
+                Ignored on the other ranks.
+            root: the rank whose list is scattered, from 0.
 
         Example:
             >>> output = torch.empty(1, dtype=torch.int64)
@@ -534,7 +534,7 @@ class Operations:
 
         Args:
             output_tensor_list: on `root` one tensor for each rank; entry r gets the input of rank
-                r. Ignored on the others.
+                r. Ignored on the other ranks.
             input_tensor: of equal size on all ranks.
             root: the rank that gets the tensors, from 0.
 
@@ -566,7 +566,7 @@ class Operations:
 
         Args:
             output: on `root` contiguous, of size x input.numel() elements; gets the inputs in rank
-                order. Ignored on the others, and may be None there.
+                order. Ignored on the other ranks, which may pass None.
             input: of equal size on all ranks.
             root: the rank that gets the inputs, from 0.
 

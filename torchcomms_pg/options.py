@@ -18,12 +18,12 @@ Hints = Mapping[str, str]
 TIMING = "torchcomm::shm::timing"
 TAG = "torchcomm::shm::tag"
 _LARGEST_TAG = 2**31 - 1
-# A hint for the nccl backend at the creation of a communicator. Other backends check the value and
-# ignore it, so that one program can pass the hint whichever backend it uses.
+# Two names of one hint of the nccl backend, for the creation of a communicator. Other backends
+# check the value and ignore it, so a program can pass the hint whichever backend it uses.
 HIGH_PRIORITY = ("torchcomm::ncclx::high_priority_stream", "torchcomm::nccl::high_priority_stream")
 
-# Fields of ncclConfig_t, which the nccl backend passes to NCCL: by NCCL's name and by the name in
-# `NcclConfig`, each also with this prefix.
+# Hints for fields of ncclConfig_t, which the nccl backend passes to NCCL. A hint has NCCL's name of
+# the field or the name in `NcclConfig`, and may have this prefix.
 NCCL_PREFIX = "torchcomm::nccl::"
 _CONFIG_FIELDS = {
     prefix + name: field
@@ -35,12 +35,12 @@ COMMUNICATOR_HINTS = {TIMING, *HIGH_PRIORITY, *_CONFIG_FIELDS}
 MESSAGE_HINTS = {TAG, *HIGH_PRIORITY}
 OPERATION_HINTS = set(HIGH_PRIORITY)
 
-_ignored: set[str] = set()  # unknown hints for which a warning was given
+_ignored: set[str] = set()  # unknown hints of which this process has warned
 
 
 @dataclass
 class CommOptions:
-    """Options of a communicator. Those that are None take the environment's value.
+    """Options of a communicator. An option that is None takes the environment's value.
 
     Attributes:
         abort_process_on_timeout_or_error: whether a timeout or a failure ends the process, after
@@ -48,7 +48,7 @@ class CommOptions:
             By default TORCHCOMM_ABORT_ON_ERROR, which is true if it is not set.
         timeout: limit of an operation's time, from its issue.
             By default TORCHCOMM_TIMEOUT_SECONDS, which is 600 if it is not set.
-        store: for the rendezvous. By default the store that the launcher's environment names.
+        store: the store for the rendezvous. By default the store at MASTER_ADDR and MASTER_PORT.
         hints: see docs/api.md.
     """
 
@@ -69,10 +69,10 @@ class CommOptions:
 
 
 def config_of(what: str, hints: Hints) -> _C.NcclConfig:
-    """Returns NCCL's configuration according to `hints`.
+    """Returns the configuration for NCCL that `hints` describe. `what`: named in errors.
 
     Raises:
-        ValueError: NCCL does not accept a value, or two hints name the same field.
+        ValueError: NCCL does not accept a value, or two hints name one field.
     """
     config = _C.NcclConfig()
     said: dict[str, str] = {}
@@ -112,9 +112,9 @@ def check_timeout(what: str, timeout: timedelta | None) -> None:
 
 
 def check_hints(what: str, hints: Hints, known: set[str]) -> None:
-    """Checks hints. An unknown name only causes a warning, since it may be for another backend.
+    """Checks hints. Only warns of an unknown name, since the hint may be for another backend.
 
-    Warns once per name and process.
+    Warns of a name once in a process.
 
     Raises:
         TypeError: `hints` is no dict of strings.

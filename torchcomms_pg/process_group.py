@@ -1,5 +1,4 @@
-"""Process groups over communicators, for users of groups in torch: DDP, FSDP, functional
-collectives, device meshes."""
+"""Process groups over communicators, for code that takes groups: DDP, FSDP, device meshes."""
 
 from __future__ import annotations
 
@@ -15,14 +14,14 @@ from torchcomms_pg.registration import BACKEND_NAME, SharedOptions
 def get_process_group(comm: TorchComm) -> dist.ProcessGroup:
     """Returns the process group over a communicator; the first call makes it.
 
-    Group and communicator are one: operations of both go through the same connections, in one
-    order on all ranks, with the same hooks, timeout and failures. The communicator stays its
-    creator's: `destroy_process_group` ends only the group, after which a new one may be made;
-    `TorchComm.finalize` ends both, and a later operation of the group raises RuntimeError.
+    The group's operations are operations of the communicator, with its connections, hooks, timeout
+    and failures; all ranks call the operations of both in one order. `destroy_process_group` ends
+    only the group, after which a new one may be made. `TorchComm.finalize` ends both, and a later
+    operation of the group raises RuntimeError.
 
-    If no default group exists, a communicator of all ranks becomes it. Otherwise the numbers that
-    `TorchComm.get_ranks` returns must be the ranks' numbers in the default group. All ranks of the
-    communicator call this, and for several communicators in the same order; nothing is sent.
+    If no default group exists, the group of a communicator of all ranks becomes it. Otherwise the
+    numbers that `TorchComm.get_ranks` returns must be the ranks' numbers in the default group. All
+    ranks of the communicator call this, for several communicators in one order; nothing is sent.
 
     Raises:
         ValueError: the communicator is neither the default group's nor a part of it.

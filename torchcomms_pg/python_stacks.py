@@ -34,15 +34,16 @@ _LIBRARIES = (f"{Path(__file__).parent}{os.sep}", f"{_TORCH}{os.sep}", *_PLACES)
 
 
 def watch_over_monitor() -> None:
-    """Watches for a stuck monitor and a held GIL, from the first communicator on."""
+    """Watches for a stuck monitor and a held GIL, while the monitor runs."""
     _C.watch_over_monitor(env.heartbeat_timeout(), env.stuck_monitor_ends_process())
 
 
 def describe(issued: list[list[Frame]]) -> tuple[str, list[str]]:
-    """Returns the places of all threads, a line for each, and the places of the stacks in `issued`.
+    """Returns the places of the user's threads, a line each, and the places of stacks `issued`.
 
-    A stack's place is the innermost lines of the user's own files, and before them the library
-    function that they called. Leaves out threads of libraries, but never the main thread.
+    A thread's place is the innermost lines of the user's own files, and before them the library
+    function that these lines called. The main thread comes first; other threads without a line of
+    the user are left out. A place in `issued` has only the user's lines, if the stack has any.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
@@ -70,7 +71,7 @@ def _is_users(frame: Frame) -> bool:
 def _tell(frames: list[Frame]) -> str:
     chosen = [frame for frame in frames if _is_users(frame)]
     if frames and frames[0] not in chosen:
-        chosen.insert(0, frames[0])  # the library's frame that the user's line called
+        chosen.insert(0, frames[0])  # the innermost frame, of the library that the user called
     return " <- ".join(f"{_short(file)}:{line} in {name}" for file, line, name in chosen[:_FRAMES])
 
 

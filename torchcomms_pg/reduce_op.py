@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import _make_nccl_premul_sum
 
 
 class RedOpType(enum.Enum):
-    """The operation of a `ReduceOp`, without the factor."""
+    """The kind of a `ReduceOp`, without the factor."""
 
     SUM = enum.auto()
     PRODUCT = enum.auto()
@@ -25,21 +25,21 @@ class RedOpType(enum.Enum):
 
 
 class ReduceOp:
-    """An operation that reduces the tensors of all ranks to one.
+    """A reduction of the tensors of all ranks to one tensor.
 
-    ``SUM``, ``PRODUCT``, ``MIN``, ``MAX`` and ``AVG`` take floating point, integer and (not all)
-    bool and complex tensors, ``BAND``, ``BOR`` and ``BXOR`` integers and bools.
-    ``PREMUL_SUM(factor)`` multiplies each rank's tensor by its factor, a number or a tensor of
-    one element, before it adds; for float16, bfloat16, float32 and float64.
+    ``SUM``, ``PRODUCT``, ``MIN``, ``MAX`` and ``AVG`` take floating point and integer tensors, and
+    some of them also bool and complex tensors. ``BAND``, ``BOR`` and ``BXOR`` take integers and
+    bools. ``PREMUL_SUM(factor)`` multiplies each rank's tensor by the rank's factor, a number or a
+    tensor of one element, before it adds; for float16, bfloat16, float32 and float64.
 
-    An operation also takes torch.distributed's own ``ReduceOp``.
+    Collectives also take torch.distributed's own ``ReduceOp``.
 
     Args:
-        type: the operation.
-        factor: the factor of PREMUL_SUM, which requires one; the others take none.
+        type: the kind of reduction.
+        factor: the factor of PREMUL_SUM, which requires one; the other kinds take none.
 
     Raises:
-        TypeError, ValueError: `type` is no RedOpType, or `factor` is not what it requires.
+        TypeError, ValueError: `type` is no RedOpType, or `factor` does not fit `type`.
 
     Example:
         >>> tensor = torch.ones(1)
@@ -80,7 +80,7 @@ class ReduceOp:
 
     @staticmethod
     def PREMUL_SUM(factor: float | torch.Tensor) -> ReduceOp:  # noqa: N802
-        """Returns the sum of the ranks' tensors, each multiplied by its `factor`."""
+        """Returns the reduction that multiplies each rank's tensor by its `factor` and adds."""
         return ReduceOp(RedOpType.PREMUL_SUM, factor)
 
     def make_native(self) -> dist.ReduceOp:
@@ -103,7 +103,7 @@ for _type in _PLAIN:
 
 
 def native_op(what: str, op: object) -> dist.ReduceOp:
-    """Returns c10d's form of a reduce op, which is this package's or c10d's."""
+    """Returns c10d's form of a reduce op of this package or of c10d. `what`: named in errors."""
     if isinstance(op, ReduceOp):
         return op.native or op.make_native()
     if isinstance(op, (dist.ReduceOp, dist.ReduceOp.RedOpType)):

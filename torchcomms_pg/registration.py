@@ -22,7 +22,7 @@ DEVICES = ["cpu", "cuda"]
 def register() -> None:
     """Registers the backend ``torchcomms`` for CPU and CUDA devices.
 
-    ``import torchcomms_pg`` does this, and from torch 2.14 on the first use of the name does.
+    ``import torchcomms_pg`` calls this; from torch 2.14 on, so does the first use of the name.
     Calling it again has no effect.
 
     Raises:
@@ -115,13 +115,13 @@ def create_backend(options: _DistributedBackendOptions, group_options: object) -
 def serve_host_device(device_type: str, library: str = "") -> None:
     """Makes ``torchcomms`` carry the tensors of a simulated accelerator, over shared memory.
 
-    Has an effect on groups created afterwards. They take a GPU's code path, with streams and
-    events, so that it can be tested without a GPU.
+    Has an effect on groups created afterwards. Their operations take a GPU's code path, with
+    streams and events, so tests need no GPU.
 
     Args:
         device_type: the name of a device whose memory is the host's. The native handles of its
-            streams must point to `torchcomms_pg::host::HostStream` (csrc/host/HostStream.hpp);
-            anything else crashes.
+            streams must point to objects of `torchcomms_pg::host::HostStream`
+            (csrc/host/HostStream.hpp); other handles crash the process.
         library: the path of a library with NCCL's API for such memory and streams, in place of
             shared memory.
     """
@@ -151,8 +151,8 @@ def _name_default_backend() -> None:
 
     Up to torch 2.13 a group of a mixed string takes its default backend from the first entry of
     ``Backend._plugins`` whose name is among the string's backends. The plugins' names are in upper
-    case and the string's names in lower case, so that none matches and the group's default stays
-    undefined. An additional entry in lower case, in front of the others, matches.
+    case and the string's names in lower case: no name matches, and the group's default stays
+    undefined. An additional entry in lower case, in front of all entries, matches.
     """
     plugins: dict[str, Any] = c10d.Backend._plugins
     others = dict(plugins)

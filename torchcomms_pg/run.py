@@ -1,10 +1,10 @@
 """``python -m torchcomms_pg.run PROGRAM ARGS``: runs its groups of the name gloo over torchcomms.
 
-The same as ``TORCHCOMMS_PG_AS_GLOO=1 python PROGRAM ARGS``, for places where a command is easier to
-give. PROGRAM may also be ``-m MODULE``; under torchrun it is ``torchrun -m torchcomms_pg.run
-PROGRAM ARGS``. With ``--check-nccl`` it reports at the end what of the program would go wrong over
-NCCL. With ``--watch`` it is the same as ``TORCHCOMMS_PG_WATCH=1`` instead, and leaves the groups
-unchanged.
+Does the same as ``TORCHCOMMS_PG_AS_GLOO=1 python PROGRAM ARGS``, for users who can give a command
+more easily than a variable. PROGRAM may also be ``-m MODULE``. Under torchrun the command is
+``torchrun -m torchcomms_pg.run PROGRAM ARGS``. With ``--check-nccl`` the command reports at the end
+what would go wrong over NCCL. With ``--watch`` it does the same as ``TORCHCOMMS_PG_WATCH=1``
+instead, and leaves the groups unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ USAGE = "python -m torchcomms_pg.run [--check-nccl | --watch] PROGRAM [ARGS], or
 
 
 def main() -> None:
-    """Replaces this process by the program, or waits for the program; does not return."""
+    """Replaces this process by the program; with --check-nccl, runs it and exits with its code."""
     arguments = sys.argv[1:]
     options = _parser().parse_args([*itertools.takewhile(_is_option, arguments)])
     program = [*itertools.dropwhile(_is_option, arguments)]
@@ -38,7 +38,7 @@ def main() -> None:
             "finds only what is installed; see docs/install.md"
         )
     (env.set_watch if options.watch else env.set_as_gloo)()
-    flags = sys.orig_argv[1 : -len(arguments) - 2]  # the interpreter's flags, without this module's
+    flags = sys.orig_argv[1 : -len(arguments) - 2]  # the interpreter's flags, before "-m MODULE"
     command = [sys.executable, *flags, *program]
     if options.check_nccl:
         from torchcomms_pg import check_nccl  # imports torch.distributed

@@ -24,7 +24,7 @@ from torchcomms_pg._patches import replace, unwrapped
 from torchcomms_pg.hooks import flight_recorder
 
 _watches: dict[str, _C.Watch] = {}  # by the group's name
-_timeout = timedelta(0)  # of groups made from now on
+_timeout = timedelta(0)  # for groups that are made from now on
 
 
 def watch(group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> None:
@@ -34,8 +34,8 @@ def watch(group: dist.ProcessGroup | None = None, timeout: timedelta | None = No
     place of that rank's Python code, or else how the ranks' calls differ. When the operation ends
     after all, each rank prints that it has. Nothing else changes: no operation is aborted, and all
     results stay the same.
-    Either all ranks of a group call this or none does: a rank that does not call it cannot report
-    its place. Groups that ``torchcomms`` serves are left out: they already do this.
+    Either all ranks of a group call this or no rank does: a rank that does not call it cannot
+    report its place. Groups of ``torchcomms`` are left out, since they print verdicts anyway.
 
     Calling it again changes the timeout.
 
@@ -76,9 +76,9 @@ def watch(group: dist.ProcessGroup | None = None, timeout: timedelta | None = No
 
 
 def watch_as_told() -> None:
-    """Watches all groups if the environment says so.
+    """Watches all groups if TORCHCOMMS_PG_WATCH is true.
 
-    If it cannot, rank 0 prints one line on stderr, and the program goes on.
+    If that is not possible, rank 0 prints one line on stderr, and the program goes on.
     """
     try:
         if env.watch():
@@ -115,7 +115,7 @@ def _begin(group: Any, ranks: list[int], timeout: timedelta) -> None:
 
 
 def _begin_unasked(group: Any, ranks: list[int]) -> None:
-    """Watches a group that no call has named; the program goes on whatever happens."""
+    """Watches a group that no call has named. Prints an error instead of raising it."""
     try:
         _begin(group, ranks, _timeout)
     except RuntimeError as error:
@@ -132,7 +132,7 @@ def _made(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _registered(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Watches groups that c10d makes in another way: it passes their ranks to this function."""
+    """Watches groups that c10d makes without `_made`, but registers with their ranks."""
     result = original(*args, **kwargs)
     given = inspect.signature(original).bind(*args, **kwargs).arguments
     if ranks := given.get("rank_mapping"):

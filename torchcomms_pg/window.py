@@ -75,28 +75,29 @@ class TorchCommWindow(Handle):
     def tensor_register(self, tensor: torch.Tensor, owning: bool = True) -> None:
         """Registers `tensor`, which peers then write to. Collective; shapes and dtypes may differ.
 
-        The storage of `tensor` moves into shared memory, with its content, and stays there: the
-        tensor, its views and all tensors that share its storage then are that memory. The storage
-        cannot be resized afterwards, and its former memory is freed with it, not before. A tensor
-        of `TorchComm.allocate_tensor`, or one that was registered before, is not moved. No
-        operation may use the tensor meanwhile. Autograd does not see what peers write.
+        Moves the storage of `tensor`, with its content, into shared memory for good: the tensor,
+        its views and all tensors that share the storage are then in that memory. The storage cannot
+        be resized afterwards, and its former memory is freed together with it. A tensor of
+        `TorchComm.allocate_tensor`, or one that was registered before, is not moved. No operation
+        may use the tensor during the call. Autograd does not notice what peers write.
 
         Args:
             tensor: contiguous; the window is its elements, not its whole storage.
             owning: whether the window keeps the tensor alive. Peers may write in any case.
 
         Raises:
-            ValueError: the tensor is not contiguous, or torch does not own its memory: it belongs
-                to a NumPy array (also after ``tensor.numpy()``), a file or torch.multiprocessing.
+            ValueError: the tensor is not contiguous, or torch does not own its memory: the memory
+                belongs to a NumPy array (also after ``tensor.numpy()``), a file or
+                torch.multiprocessing.
             RuntimeError: a tensor is registered with this window already, or the communicator has
                 reached its limit of windows with a tensor: 128, or one on a GPU.
         """
         self._window.tensor_register(tensor, owning)
 
     def tensor_deregister(self) -> None:
-        """Ends the registration, when no rank writes any more. All ranks call it.
+        """Ends the registration once no rank writes any more. All ranks call this.
 
-        Waits for the window's asynchronous operations. Signals that no wait has taken are dropped.
+        Waits for the window's asynchronous operations. Drops signals that no wait has taken.
         The tensor keeps its content and stays in shared memory.
 
         Raises:
@@ -140,7 +141,7 @@ class TorchCommWindow(Handle):
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Adds one to rank `dst_rank`'s count of signals from this rank. See `put`."""
+        """Adds one to rank `dst_rank`'s count of signals from this rank. Arguments: see `put`."""
         self._check("signal", hints, timeout)
         return TorchWork(self._window.signal(dst_rank, async_op, timeout))
 
@@ -151,9 +152,9 @@ class TorchCommWindow(Handle):
         hints: Hints | None = None,
         timeout: timedelta | None = None,
     ) -> TorchWork:
-        """Takes one signal of rank `peer_rank`, waiting until one arrives. See `put`.
+        """Waits for a signal of rank `peer_rank` and takes it. Arguments: see `put`.
 
-        All that the peer put before the signal has then arrived.
+        All data that the peer put before the signal has then arrived.
         """
         self._check("wait_signal", hints, timeout)
         return TorchWork(self._window.wait_signal(peer_rank, async_op, timeout))
@@ -161,10 +162,10 @@ class TorchCommWindow(Handle):
     def map_remote_tensor(self, rank: int) -> torch.Tensor:
         """Returns the tensor that `rank` has registered: its memory itself, not a copy.
 
-        Writes of either side are visible to the other at once; `signal` and `wait_signal` order
-        them. In shared memory the tensor stays valid as long as it lives, even after the window,
-        the communicator and the peer have ended; it then keeps the memory alive. On a GPU it is
-        valid until the peer's tensor is deregistered.
+        Either rank sees the other's writes at once; `signal` and `wait_signal` order them. In
+        shared memory the returned tensor keeps the memory alive, so it stays valid even after the
+        window, the communicator and the peer have ended. On a GPU it is valid until the peer's
+        tensor is deregistered.
 
         Raises:
             ValueError: the rank does not exist.
@@ -173,7 +174,7 @@ class TorchCommWindow(Handle):
         return self._window.map_remote_tensor(rank)
 
     def get_attr(self, peer_rank: int) -> TorchCommWindowAttr:
-        """Returns the attributes of the window towards rank `peer_rank`: the ranks share memory."""
+        """Returns how this rank reaches rank `peer_rank`'s memory: always as its own."""
         self._window.check_rank("get_attr", "peer_rank", peer_rank)
         return TorchCommWindowAttr(TorchCommWinAccessType.WIN_ACCESS_TYPE_UNIFIED)
 

@@ -46,12 +46,14 @@ class TorchWork(Handle):
         return self._work is None or self._work.is_completed()
 
     def wait(self, timeout: timedelta | None = None) -> None:
-        """Returns when the operation has finished.
+        """Waits until the operation has finished.
+
+        On an accelerator the current stream waits; the thread waits only if `timeout` is given, or
+        for a barrier.
 
         Args:
             timeout: if the operation has not finished by then, the communicator fails, since an
-                    operation in flight cannot be undone. By default the operation's own timeout
-                holds.
+                operation in flight cannot be undone. By default the operation's own timeout holds.
 
         Raises:
             CommError: the operation failed.
@@ -67,7 +69,7 @@ class TorchWork(Handle):
             self._work.wait(timeout)
 
     def wait_blocking(self, timeout: timedelta | None = None) -> None:
-        """Same as `wait`, but even on an accelerator the thread waits, not only its stream."""
+        """Does the same as `wait`, but the thread waits even on an accelerator."""
         if timeout is not None:
             check_timeout("wait_blocking", timeout)
         if self._work is not None:
@@ -80,7 +82,7 @@ class TorchWork(Handle):
         return WorkStatus[_C.work_state(self._work)]
 
     def exception(self) -> BaseException | None:
-        """Returns the operation's error, or None while it runs and if it succeeded."""
+        """Returns the operation's error; None while it runs, or if it succeeded."""
         return None if self._work is None else _C.work_error(self._work)
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:

@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Reads the command line."""
+    """Returns the options of the command line."""
     parser = argparse.ArgumentParser(prog="tools/demo", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--ranks", type=positive, default=2, help="processes (default: 2)")
     parser.add_argument("--epochs", type=positive, default=10, help="default: 10")
@@ -78,7 +78,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def positive(text: str) -> int:
-    """Parses a number above zero."""
+    """Returns the whole number in `text`. Raises an error of argparse unless it is above 0."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is not above 0")
@@ -86,7 +86,10 @@ def positive(text: str) -> int:
 
 
 def run(job: Job, training: data.Split, test: data.Split) -> Result:
-    """Runs one training in separate processes, all of which have ended when this returns."""
+    """Runs one training in a process for each rank and returns its result.
+
+    All processes have ended when this returns or raises.
+    """
     with tempfile.TemporaryDirectory(prefix="torchcomms_pg-demo-") as folder:
         tensors = (training.images, training.digits, test.images, test.digits)
         torch.save(tensors, data_file(folder))
@@ -103,7 +106,7 @@ def run(job: Job, training: data.Split, test: data.Split) -> Result:
 
 
 def to_json(backend: str, result: Result) -> dict[str, Any]:
-    """Returns the figures of one training."""
+    """Returns the figures of one training, by name."""
     return {
         "backend": backend,
         "test_accuracy": result.accuracy,
@@ -113,7 +116,7 @@ def to_json(backend: str, result: Result) -> dict[str, Any]:
 
 
 def table(backends: list[str], results: list[Result], difference: float) -> str:
-    """Formats one line per backend."""
+    """Returns a table with a line for each backend."""
     header = ("backend", "test accuracy", "images/s", "loss", "largest parameter difference")
     notes = (f"{difference:.3g}", "(reference)")
     rows = [header] + [

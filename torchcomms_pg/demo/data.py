@@ -27,7 +27,7 @@ def load(seed: int) -> tuple[Split, Split]:
 
     The scaling is computed from the training images alone.
     """
-    from sklearn.datasets import load_digits  # seconds, which the ranks need not spend
+    from sklearn.datasets import load_digits  # takes seconds, and the ranks do not need it
 
     digits = load_digits()
     images = torch.from_numpy(digits.images).float().unsqueeze(1)
@@ -43,10 +43,10 @@ def load(seed: int) -> tuple[Split, Split]:
 def batches(
     split: Split, *, size: int, epoch: int, seed: int, rank: int, ranks: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields this rank's share of one epoch in a random order that all ranks agree on.
+    """Yields this rank's batches of one epoch, from a random order that all ranks agree on.
 
-    Every rank gets the same number of full batches. The remaining images are left out of the epoch,
-    different ones in each.
+    Every rank gets the same number of full batches. The remaining images are left out: different
+    images in each epoch.
     """
     generator = torch.Generator().manual_seed(seed * 100_003 + epoch)
     order = torch.randperm(len(split), generator=generator)

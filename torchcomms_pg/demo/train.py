@@ -19,7 +19,7 @@ from torchcomms_pg.demo import data
 
 @dataclass(frozen=True)
 class Job:
-    """One training, the same on every rank but for the backend."""
+    """The settings of one training, which are equal on all its ranks."""
 
     backend: str
     ranks: int
@@ -45,12 +45,12 @@ class Result:
 
 
 def run_rank(rank: int, job: Job, folder: str) -> None:
-    """Joins the other ranks through a store in `folder`, trains, and saves rank 0's result in it.
+    """Joins the other ranks through a store in `folder`, and trains on the images in `folder`.
 
-    The images are in the folder too.
+    Rank 0 saves its result in the folder.
     """
-    # Different on every rank, so that no two ranks drop the same neurons. DDP gives all of them
-    # rank 0's parameters.
+    # A different seed on every rank: no two ranks drop the same neurons. DDP gives all ranks the
+    # parameters of rank 0.
     torch.manual_seed(job.seed + rank)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // job.ranks))
     store = dist.FileStore(os.path.join(folder, "store"), job.ranks)
@@ -60,17 +60,17 @@ def run_rank(rank: int, job: Job, folder: str) -> None:
     result = train(rank, job, training, test)
     if rank == 0:
         torch.save(vars(result), result_file(folder))
-    # Not in a `finally`: a rank that failed must end, not wait for the others.
+    # Not in a `finally`: a rank that has failed must end, and not wait for the other ranks.
     dist.destroy_process_group()
 
 
 def data_file(folder: str) -> Path:
-    """Names the file with the training images, their digits, the test images, their digits."""
+    """Returns the path of the file with the images and digits of training, then of the test."""
     return Path(folder) / "data.pt"
 
 
 def result_file(folder: str) -> Path:
-    """Names the file in which rank 0 saves the fields of its `Result`."""
+    """Returns the path of the file in which rank 0 saves the fields of its `Result`."""
     return Path(folder) / "result.pt"
 
 
@@ -86,7 +86,7 @@ def train(rank: int, job: Job, training: data.Split, test: data.Split) -> Result
     )
     speeds: list[float] = []
     images_per_step = job.batch * job.ranks
-    # disable=None: no progress bar if the output is not a terminal.
+    # disable=None shows no progress bar if the output is not a terminal.
     with tqdm(
         total=steps * job.epochs * images_per_step,
         desc=f"{job.backend:<10}",
@@ -134,14 +134,14 @@ def build_model() -> nn.Module:
 
 
 def mean_over_ranks(value: Tensor, ranks: int) -> float:
-    """Averages one number over the group."""
+    """Returns the mean of a number over the ranks."""
     dist.all_reduce(value)
     return value.item() / ranks
 
 
 @torch.no_grad()
 def accuracy_on(model: nn.Module, test: data.Split, rank: int, ranks: int) -> float:
-    """Tests on images that were not trained on; each rank takes its part of them."""
+    """Returns the share of the test images that are recognised; each rank tests a part of them."""
     model.eval()
     correct = (model(test.images[rank::ranks]).argmax(1) == test.digits[rank::ranks]).sum()
     dist.all_reduce(correct)

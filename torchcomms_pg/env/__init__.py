@@ -1,7 +1,8 @@
-"""Every environment variable that torchcomms_pg reads; ``python -m torchcomms_pg.env`` lists them.
+"""The environment variables of torchcomms_pg; ``python -m torchcomms_pg.env`` lists them.
 
-No other module of the package reads or changes the environment. A variable is read when it is
-needed, so that changing it takes effect for communicators created afterwards.
+No other module of the package changes the environment. Other modules read only RANK, MASTER_PORT
+and variables of Gloo, which are not listed. A variable is read when it is needed, so a change takes
+effect for communicators created afterwards.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class Variable:
     Attributes:
         name: of the variable.
         default: the value if the variable is not set, in words.
-        meaning: one line.
+        meaning: what the variable does, in one line.
         since: the first version of torchcomms_pg that reads it.
     """
 
@@ -218,7 +219,7 @@ VARIABLES = (
     Variable("XDG_CACHE_HOME", "~/.cache", "where dumps go whose path is not set: in its torch/"),
 )
 
-# Variables of rank and number of ranks, by launcher. The first that are set win.
+# Each launcher's variables of rank and number of ranks. The first pair that is set counts.
 LAUNCHERS = (
     ("TORCHCOMM_RANK", "TORCHCOMM_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -246,10 +247,10 @@ def read(name: str) -> str | None:
 
 
 def read_int(name: str) -> int | None:
-    """Does the same as `read` for a variable `name` that is a whole number of 0 or more.
+    """Does the same as `read` for a variable `name` whose value is a whole number, 0 or more.
 
     Raises:
-        ValueError: the value is something else.
+        ValueError: the value is no such number.
     """
     value = read(name)
     if value is None:
@@ -327,17 +328,17 @@ def group_aborts_on_error() -> bool | None:
 
 
 def accelerator_ends_process(desync_debug: bool) -> bool:
-    """Returns the decision of TORCH_NCCL_ASYNC_ERROR_HANDLING, by default True as in torch's nccl.
+    """Returns whether TORCH_NCCL_ASYNC_ERROR_HANDLING lets a failure end the process; default True.
 
-    Applies to process groups and an accelerator's tensors only: torchrun sets the variable, and a
-    failure on CPU tensors can be raised in the waiting caller. With TORCH_NCCL_BLOCKING_WAIT, which
-    takes precedence, a failure on an accelerator can be raised there, too.
+    Applies only to process groups on an accelerator: torchrun sets the variable, and a failure on
+    CPU tensors can be raised in the waiting caller. TORCH_NCCL_BLOCKING_WAIT takes precedence: with
+    it the caller waits on an accelerator, too, so the failure is raised.
 
     Args:
-        desync_debug: whether 0 counts as 3, since such a group is to report at its end.
+        desync_debug: whether 0 counts as 3, as with TORCH_NCCL_DESYNC_DEBUG in torch's nccl.
 
     Raises:
-        ValueError: the value is none of torch's.
+        ValueError: the value is not 0, 1, 2 or 3.
     """
     value = read_int("TORCH_NCCL_ASYNC_ERROR_HANDLING")
     if value is not None and value > 3:
@@ -348,7 +349,7 @@ def accelerator_ends_process(desync_debug: bool) -> bool:
 
 
 def desync_debug() -> bool:
-    """Returns the value of TORCH_NCCL_DESYNC_DEBUG, which torch's level DETAIL also implies."""
+    """Returns the value of TORCH_NCCL_DESYNC_DEBUG, or False if it is not set."""
     return read_bool("TORCH_NCCL_DESYNC_DEBUG", default=False)
 
 
@@ -377,7 +378,7 @@ def as_gloo() -> bool:
 
 
 def set_as_gloo() -> None:
-    """Makes programs that this process starts or becomes run groups named gloo over torchcomms."""
+    """Sets TORCHCOMMS_PG_AS_GLOO, for programs that this process starts or becomes."""
     os.environ["TORCHCOMMS_PG_AS_GLOO"] = "1"
 
 
@@ -403,7 +404,7 @@ def watch() -> bool:
 
 
 def set_watch() -> None:
-    """Makes programs that this process starts or becomes watch their groups."""
+    """Sets TORCHCOMMS_PG_WATCH, for programs that this process starts or becomes."""
     os.environ["TORCHCOMMS_PG_WATCH"] = "1"
 
 
@@ -431,9 +432,9 @@ def metrics_file() -> str:
 
 
 def status_folders() -> list[str]:
-    """Returns the folders that may hold sockets for the status, the best first; empty if it is off.
+    """Returns the folders that may hold the status's sockets, the best first; none if it is off.
 
-    A job may be started outside a session, and queried from inside one.
+    These are two in a session, since a job may have been started outside a session.
     """
     given = read("TORCHCOMMS_PG_STATUS")
     if given is not None:
@@ -449,14 +450,14 @@ def ras_address() -> str:
 
 
 def run_id() -> str:
-    """Returns the launcher's name for the run, or "" if it gave none."""
+    """Returns the name that the launcher gave the run, or ""."""
     return read("TORCHELASTIC_RUN_ID") or ""
 
 
 def exclude_nvls() -> None:
-    """Excludes NVLS, whose sums may differ from run to run, from NCCL, unless NCCL_ALGO is set.
+    """Excludes NCCL's algorithm NVLS, unless NCCL_ALGO is set: its sums may differ between runs.
 
-    Lasts for the rest of the process, and for the processes that it starts.
+    Has an effect on this process and on the processes that it starts.
     """
     if read("NCCL_ALGO") is None:
         os.environ["NCCL_ALGO"] = "^NVLS"
@@ -495,7 +496,7 @@ def stuck_monitor_ends_process() -> bool:
 
 
 def recorder_size() -> int:
-    """Returns the number of operations that a process's recorder keeps; 0 if it is off.
+    """Returns the number of operations that a process's recorder keeps; 0 if the recorder is off.
 
     Raises:
         ValueError: the variable is not a whole number.
@@ -569,7 +570,7 @@ def _first_int(*names: str) -> int | None:
 def torchrun_store() -> tuple[str, int, int] | None:
     """Returns host and port of the store that torchrun keeps, and the number of its restarts.
 
-    None if torchrun did not start this process, or leaves the store to rank 0.
+    Returns None if torchrun did not start this process, or leaves the store to rank 0.
     """
     host, port = read("MASTER_ADDR"), read_int("MASTER_PORT")
     if host is None or port is None:

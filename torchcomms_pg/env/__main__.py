@@ -1,6 +1,6 @@
-"""``python -m torchcomms_pg.env``: every variable with its value or default.
+"""``python -m torchcomms_pg.env``: prints every variable with its value or default.
 
-With ``--markdown`` it prints docs/variables.md.
+With ``--markdown`` the command prints docs/variables.md.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Functions that are called with every operation of a communicator.
 
-A function passed to ``comm.register_pre_hook`` gets `PreHookArgs` before each operation. One passed
-to ``register_post_hook`` gets `PostHookArgs` when the operation is over for its caller: when a
-synchronous operation returns, or an asynchronous one has completed or failed. One passed to
-``register_end_hook`` gets `EndHookArgs`, which has the duration. One passed to
-``register_abort_hook`` is called without arguments when the communicator has failed. docs/api.md
+A pre hook (``comm.register_pre_hook``) gets `PreHookArgs` before each operation. A post hook
+(``register_post_hook``) gets `PostHookArgs` when the operation is over for its caller: a
+synchronous operation when it returns or raises, an asynchronous one when it has completed or
+failed. An end hook (``register_end_hook``) gets `EndHookArgs`, with the duration. An abort hook
+(``register_abort_hook``) is called without arguments when the communicator has failed. docs/api.md
 says what a hook may do, and in which thread it runs.
 
 `FlightRecorderHook` records operations; `NanCheckHook` refuses operations that would send NaN.

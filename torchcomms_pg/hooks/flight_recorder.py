@@ -30,7 +30,7 @@ class FlightRecorder:
         return self.size()
 
     def is_enabled(self) -> bool:
-        """Returns whether it records anything: whether its ring has room for an entry."""
+        """Returns whether the recorder records: its ring has room for one entry or more."""
         return self._recorder.enabled
 
     def size(self) -> int:
@@ -46,8 +46,8 @@ class FlightRecorder:
 
         Args:
             include_completed: whether to include the operations that have completed.
-            include_collectives: whether to include operations at all; without them it has the
-                groups, and the numbers of their latest operations.
+            include_collectives: whether to include the operations; without them the document has
+                only the groups, and the numbers of their latest operations.
         """
         return self._recorder.json(include_completed, include_collectives)
 
@@ -60,12 +60,13 @@ class FlightRecorder:
     ) -> str:
         """Writes the record as a pickle, and returns the path of the file.
 
-        The path is the value of TORCHCOMM_FR_DUMP_TEMP_FILE, or if it is not set the value of
-        torch's variables, or else ``~/.cache/torch/comm_lib_trace_rank_``, followed by `rank`.
+        The path is a prefix, followed by `rank`. The prefix is the value of
+        TORCHCOMM_FR_DUMP_TEMP_FILE, of torch's variables if that is not set, or else
+        ``~/.cache/torch/comm_lib_trace_rank_``.
 
         Args:
-            rank: None takes this process's global rank in the first recorded group, or 0 without
-                one.
+            rank: None takes this process's global rank in the first recorded group, or 0 if no
+                group has been recorded.
             include_completed, include_collectives: as for `dump_json`.
             include_stack_traces: whether to include the Python stacks that issued the operations.
 
@@ -78,13 +79,13 @@ class FlightRecorder:
 
 
 class FlightRecorderHook(FlightRecorder):
-    """A ring of the latest operations of the communicators it is registered with.
+    """A ring of the latest operations of the communicators that the hook is registered with.
 
-    Process groups are recorded without this, in the process's ring: `process_recorder`; see
-    docs/recorder.md.
+    Process groups need no hook: they are recorded in the process's ring, see `process_recorder`
+    and docs/recorder.md.
 
     Args:
-        max_entries: the number of operations it keeps; with 0 it records nothing.
+        max_entries: the number of operations that the ring keeps; with 0 it records nothing.
         isolated: whether operations go into this ring only, and not also into the process's ring.
 
     Raises:
@@ -111,9 +112,9 @@ class FlightRecorderHook(FlightRecorder):
     def register_with_comm(self, comm: TorchComm) -> None:
         """Records the operations of `comm` from the next one on. Has an effect once.
 
-        This includes the communicators that are split from it afterwards. Unless this hook is
-        isolated, operations also go into the process's ring, which the debug server shows, and
-        which is written to a file when a communicator fails.
+        Communicators that are split from `comm` afterwards are recorded, too. Unless this hook is
+        isolated, operations also go into the process's ring. The debug server shows that ring, and
+        it is written to a file when a communicator fails.
         """
         native = comm._native("register_with_comm")
         recorders: list[_C.Recorder | None] = [self._recorder]
@@ -121,7 +122,8 @@ class FlightRecorderHook(FlightRecorder):
             configure()
             recorders.append(_C.process_recorder())
         for recorder in recorders:
-            # A process group's communicator stays in the process's ring before and after this.
+            # False for a process group's communicator and the process's ring, which records it
+            # anyway; unregister() must not end that.
             if recorder is not None and native.record(recorder):
                 self._comms.append((native, recorder))
         comm._recorded_by.add(self)
@@ -140,7 +142,7 @@ class FlightRecorderHook(FlightRecorder):
 def process_recorder() -> FlightRecorder | None:
     """Returns the ring of this process, in which all its process groups are recorded.
 
-    None before the first process group or registered `FlightRecorderHook`, and if
+    Returns None before the first process group or registered `FlightRecorderHook`, and if
     TORCH_FR_BUFFER_SIZE is 0. A failure, the pipe and the debug server dump this ring.
     """
     recorder = _C.process_recorder()
@@ -148,9 +150,9 @@ def process_recorder() -> FlightRecorder | None:
 
 
 def configure() -> None:
-    """Makes this process's recorder according to the environment, on the first call.
+    """Makes this process's recorder as the environment says, on the first call.
 
-    Later calls change when, where and how it is dumped.
+    Later calls change when, where and how the recorder is dumped.
 
     Raises:
         ValueError: a variable has an invalid value.
@@ -171,7 +173,7 @@ def configure() -> None:
         Finalize(None, _dump_at_exit, exitpriority=0)
 
 
-_dumped_at_exit: set[int] = set()  # process ids; a fork inherits its parent's
+_dumped_at_exit: set[int] = set()  # ids of processes with the finalizer; a fork inherits the set
 
 
 def _dump_at_exit() -> None:

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 class NanCheckHook:
     """Refuses operations that would send NaN.
 
-    Checks only the data that this rank sends: the tensors of a broadcast or scatter on the root
-    only, and never a receive's. Checks floating point and complex tensors; others cannot hold a
-    NaN. Operations captured into a graph are not checked.
+    Checks only the data that this rank sends: of a broadcast or scatter on the root only, and of a
+    receive nothing. Checks floating point and complex tensors, since others cannot hold a NaN.
+    Operations captured into a graph are not checked.
 
     A rank whose operation is refused takes no part in it: the peers wait for that rank until their
     timeout, or until this rank's process ends.
@@ -36,14 +36,14 @@ class NanCheckHook:
     def register_with_comm(self, comm: TorchComm) -> None:
         """Checks every operation of `comm` from the next one on, until `unregister`.
 
-        The operation then raises RuntimeError, naming itself, the rank and the tensor, and
-        nothing is sent.
+        An operation that would send NaN raises RuntimeError, with the names of operation, rank and
+        tensor, and sends nothing.
         """
         rank = comm.get_rank()
         self._handles.append(comm.register_pre_hook(lambda args: _C.refuse_nan(args, rank)))
 
     def is_enabled(self) -> bool:
-        """Returns whether the check has been registered, and not unregistered since."""
+        """Returns whether the check is registered with a communicator."""
         return bool(self._handles)
 
     def unregister(self) -> None:

@@ -1,7 +1,7 @@
 """The libnccl of this process; ``python -m torchcomms_pg.nccl`` shows it.
 
-It is loaded when a group first communicates tensors of a GPU, or when a function of this module
-needs it, and stays loaded.
+The library is loaded when a group first communicates tensors of a GPU, or when a function of this
+module needs the library, and stays loaded.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ def load(path: str | None = None) -> _C.NcclLibrary:
     """Loads libnccl, unless that was done before, and returns it.
 
     Args:
-        path: of libnccl.so.2. None takes the first of: TORCHCOMM_NCCL_LIBRARY, the copy that torch
-            has loaded, the installed package's, the one that the system's loader finds.
+        path: of libnccl.so.2. None takes the first of: the value of TORCHCOMM_NCCL_LIBRARY, the
+            library that torch has loaded, the installed package's, the one that the system's loader
+            finds.
 
     Raises:
-        RuntimeError: no library was found, or it is too old; names what was tried and what to
-            install.
+        RuntimeError: no library was found, or it is too old. The message names the places that
+            were searched, and what to install.
     """
     return _C.load_nccl(path or env.read("TORCHCOMM_NCCL_LIBRARY") or "", package_folder())
 
@@ -52,7 +53,10 @@ def _parts(code: int) -> tuple[int, int, int]:
 
 
 def stay_deterministic() -> None:
-    """Excludes NVLS if torch uses deterministic algorithms. Call before creating a group."""
+    """Excludes NCCL's algorithm NVLS if torch is told to be deterministic.
+
+    Call before creating a group.
+    """
     if torch.are_deterministic_algorithms_enabled():
         env.exclude_nvls()
 
@@ -68,7 +72,7 @@ def options_like(theirs: Any) -> _C.Backend.Options:
 
     Args:
         theirs: a ``ProcessGroupNCCL.Options``. Its priority and its NCCL configuration are copied,
-            except ``blocking``: communicators are set up in a separate thread.
+            except ``blocking``, which this backend sets itself.
 
     Raises:
         ValueError: NCCL would refuse a value of the configuration.

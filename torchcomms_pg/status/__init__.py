@@ -1,8 +1,8 @@
 """Asks the processes of a running job what they do, and which ranks wait for which.
 
-``python -m torchcomms_pg.status`` prints the answer; see `torchcomms_pg.status.__main__`. This
-package needs no torch: it reads the answers from the processes' sockets, which are in a folder of
-the user (docs/status.md).
+``python -m torchcomms_pg.status`` prints the answer, see `torchcomms_pg.status.__main__`. This
+package needs no torch: it asks through the processes' sockets in a folder of the user
+(docs/status.md).
 """
 
 from torchcomms_pg.status.jobs import Job, NoAnswerError, StatusError, find_jobs

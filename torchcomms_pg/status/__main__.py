@@ -1,4 +1,4 @@
-"""``python -m torchcomms_pg.status``: what a running job does, and which ranks wait for which."""
+"""``python -m torchcomms_pg.status``: shows what a running job does, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _command(job: Job) -> str:
 
 
 def _same(store: str, wanted: str) -> bool:
-    """Returns whether both are one address; a host may have several names."""
+    """Returns whether two texts HOST:PORT are one address; a host may have several names."""
     host, _, port = store.rpartition(":")
     asked, _, number = wanted.rpartition(":")
     return store == wanted or (port == number and _addresses(host) & _addresses(asked) != set())

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-# Longest wait, in seconds, that a process takes a question with (csrc/status/Protocol.hpp).
+# Largest time limit, in seconds, that a process accepts in a question (csrc/status/Protocol.hpp).
 LONGEST_WAIT = 60.0
 
-# Seconds of waiting beyond the time limit that the question contains.
+# Seconds for which the client waits beyond the time limit in its question.
 _GRACE = 1.0
-_LONGEST = 1 << 28  # bytes of an answer
+_LONGEST = 1 << 28  # most bytes of an answer
 
 
 class StatusError(Exception):
@@ -31,12 +31,13 @@ class NoAnswerError(Exception):
 
 @dataclass(frozen=True)
 class Process:
-    """A process that has a socket in the folder.
+    """A process that has a socket in a folder.
 
     Attributes:
-        pid: its pid, in its own namespace.
-        name: name of its files, without their extensions.
-        groups: ids of the groups in which it is, or was.
+        folder: path of the folder.
+        pid: pid of the process, in its own namespace.
+        name: name of the process's files, without their extensions.
+        groups: ids of the groups in which the process is, or was.
     """
 
     folder: str
@@ -52,7 +53,7 @@ class Process:
         except (ConnectionRefusedError, FileNotFoundError):
             return "dead"
         except OSError:
-            pass  # its backlog is full: a process listens, but does not accept
+            pass  # the backlog is full: the process listens, but does not accept
         with contextlib.suppress(OSError), open(f"/proc/{self.pid}/stat") as file:
             if file.read().rpartition(")")[2].split()[0] in "Tt":
                 return "stopped"
@@ -87,26 +88,26 @@ class Process:
 
 @dataclass
 class Job:
-    """Processes of this host that are in one group, or in groups that share a process.
+    """Processes of this host that are connected by shared groups.
 
     Attributes:
-        processes: those with a socket, including stopped and dead ones.
+        processes: the processes with a socket, including stopped and dead ones.
     """
 
     processes: list[Process] = field(default_factory=list)
 
     @property
     def pids(self) -> list[int]:
-        """The pids of its processes on this host."""
+        """The pids of the job's processes on this host, in ascending order."""
         return sorted(process.pid for process in self.processes)
 
     def ask(self, late: float, wait: float, asked: int | None = None) -> dict[str, Any]:
         """Returns the status of the whole job, in the form of docs/status.md.
 
         Args:
-            late: seconds after which an operation in flight counts as late.
+            late: seconds after which an operation in flight counts as waited for.
             wait: seconds to wait for answers of processes and hosts.
-            asked: pid of the process to ask first.
+            asked: pid of the process to ask first. By default the lowest.
 
         Raises:
             NoAnswerError: no process of this host answers.
@@ -127,7 +128,7 @@ def find_jobs(folders: list[str]) -> list[Job]:
     """Returns the jobs in these folders, and removes the files of jobs that have ended.
 
     Raises:
-        StatusError: a folder is another user's, or open to others.
+        StatusError: a path is no folder, or the folder is another user's or open to other users.
     """
     jobs = []
     for folder in folders:
@@ -164,7 +165,7 @@ def _processes(folder: str) -> Iterator[Process]:
 
 
 def _connected(processes: list[Process]) -> list[list[Process]]:
-    """Returns the processes in sets that are connected by shared groups."""
+    """Returns lists of processes that are connected by shared groups, directly or over others."""
     found: list[tuple[set[str], list[Process]]] = []
     for process in processes:
         groups, members = set(process.groups), [process]

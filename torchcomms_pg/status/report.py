@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-_THREADS = 4  # lines of Python's stack that are shown for a rank
+_THREADS = 4  # most threads of a rank that are shown, a line each
 
 
 def text(status: dict[str, Any]) -> str:
-    """Returns a job's status as text for people; ranks that do the same share a line."""
+    """Returns a job's status as text for people. Ranks in the same place share a line."""
     ranks = status["ranks"]
     hosts = {rank["host"] for rank in ranks if rank.get("host")}
     head = f"job of the store {status['store']}" if status["store"] else "job"
@@ -28,7 +28,7 @@ def text(status: dict[str, Any]) -> str:
 
 
 def runs(numbers: Iterable[int]) -> str:
-    """Returns the sorted numbers, with runs of three or more as ``0-7``."""
+    """Returns the numbers in order as a text, with runs of three or more as ``0-7``."""
     ordered = sorted(set(numbers))
     parts: list[str] = []
     start = 0
@@ -72,7 +72,7 @@ def _group(group: dict[str, Any], ranks: list[dict[str, Any]], late: float) -> l
 
 
 def _late(group: dict[str, Any]) -> list[str]:
-    known = group.get("lateness")  # missing in older versions
+    known = group.get("lateness")  # missing in answers of older versions
     if not known or known["late"] is None:
         return []
     (found,) = (each for each in known["ranks"] if each["rank"] == known["late"])

@@ -1,6 +1,6 @@
-"""Finds from the flight recorders' dumps of all ranks which ranks held up which.
+"""Finds the ranks that held up others, from the flight recorders' dumps of all ranks.
 
-``python -m torchcomms_pg.trace FOLDER`` prints the verdict; see `torchcomms_pg.trace.__main__`.
+``python -m torchcomms_pg.trace FOLDER`` prints the verdict, see `torchcomms_pg.trace.__main__`.
 With ``--nccl`` it prints what would go wrong over NCCL in a run that ended well: `nccl_hazards`.
 """
 

@@ -1,4 +1,4 @@
-"""Finds from all ranks' dumps which ranks hold up others or arrive late, and what takes the time.
+"""Finds from all ranks' dumps which ranks hold up others or arrive late, and what takes time.
 
 The rules of blame: an operation waits for the ranks that it needs and that have not arrived at it.
 A rank waits for the ranks that its unfinished operations wait for. Blame follows these waits until
@@ -10,9 +10,9 @@ it ends at
 - an operation at which all ranks have arrived: it is under way, and no rank is a culprit,
 - ranks that wait for each other: a circle.
 
-A rank that waits is never a culprit. A dump does not tell a rank that waits in an operation from
-one that has only called it with ``async_op``, so a rank with an unfinished operation counts as
-waiting.
+A rank that waits is never a culprit. A dump does not distinguish a rank that waits in an operation
+from a rank that has only called it with ``async_op``. So every rank with an unfinished operation
+counts as waiting.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _UNEVEN = {
 }
 _UNEVEN_PREFIXES = ("all_to_all", "alltoall")
 
-# By operation: the operation that the other rank has to call for it.
+# For each operation between two ranks: the operation that the other rank has to call.
 _OTHER_SIDE = {"send": "recv", "recv": "send", "wait_signal": "signal"}
 
 
@@ -61,9 +61,10 @@ class Place(NamedTuple):
 
 @dataclass
 class Finding:
-    """One cause of waiting, with the ranks at fault; `Verdict.kind` lists the kinds.
+    """One cause of waiting. ``culprits`` are the ranks at fault; `Verdict.kind` lists the kinds.
 
-    ``entries`` are the operations that show it. ``held_up`` are the ranks that wait because of it.
+    ``lines`` is the text for the user. ``entries`` are the operations that show the cause, and
+    ``held_up`` the ranks that wait because of it.
     """
 
     kind: str
@@ -74,7 +75,7 @@ class Finding:
 
     @property
     def place(self) -> Place | None:
-        """The collective of the first operation that shows the finding; None for a message."""
+        """The collective that shows the finding; None if a message or no operation does."""
         entry = self.entries[0] if self.entries else None
         return None if entry is None or entry.p2p else Place(entry.group, entry.seq)
 
@@ -87,13 +88,16 @@ class Verdict:
 
     @property
     def kind(self) -> str:
-        """Kind of the first finding: ``fine``, ``missing``, ``message``, ``mismatch``, ``order``,
-        ``unknown`` or ``unfinished``."""
+        """The kind of the first finding.
+
+        One of ``fine``, ``missing``, ``message``, ``mismatch``, ``order``, ``unknown`` and
+        ``unfinished``.
+        """
         return self.findings[0].kind
 
     @property
     def culprits(self) -> list[int]:
-        """The global ranks that are certainly at fault, or those that may be if none is."""
+        """The global ranks that are certainly at fault, or if no rank is, those that may be."""
         proven = [finding for finding in self.findings if finding.kind != "unknown"]
         ranks = [rank for finding in proven for rank in finding.culprits]
         ranks = ranks or [rank for finding in self.findings for rank in finding.culprits]
@@ -101,7 +105,7 @@ class Verdict:
 
     @property
     def place(self) -> Place | None:
-        """The collective that shows the first finding, if one does."""
+        """The collective that shows the first finding, or None."""
         return self.findings[0].place
 
     @property
@@ -119,15 +123,15 @@ class Straggler:
 
     rank: int
     collectives: int = 0
-    last: int = 0  # number of times it arrived last, by more than _NOTICEABLE_NS
-    late_ms: float = 0.0  # sum of its delays after the first rank, over all collectives
-    worst_ms: float = 0.0
-    worst: Entry | None = None
+    last: int = 0  # number of collectives at which it arrived last, by more than _NOTICEABLE_NS
+    late_ms: float = 0.0  # sum over the collectives of its delay after the first rank
+    worst_ms: float = 0.0  # its longest delay
+    worst: Entry | None = None  # the operation with that delay
 
 
 @dataclass
 class Cost:
-    """The time of one kind of operation over all ranks. Times are in milliseconds."""
+    """The times of the operations of one name, size and group on all ranks, in milliseconds."""
 
     group: str
     what: str
@@ -153,8 +157,8 @@ class Analysis:
     def __init__(self, dumps: Dumps) -> None:
         self.dumps = dumps
         self.collectives: dict[Place, dict[int, list[Entry]]] = defaultdict(dict)
-        self.last: dict[tuple[Group, int], Entry] = {}  # the last collective of a rank
-        # Messages by number; the latest on each route; and unfinished ones, in order.
+        self.last: dict[tuple[Group, int], Entry] = {}  # a rank's last collective in a group
+        # On each route: the messages by number, the latest message, the unfinished ones in order.
         self.messages: dict[tuple[Route, int], Entry] = {}
         self.latest: dict[Route, Entry] = {}
         self.waiting: dict[Route, list[Entry]] = defaultdict(list)
@@ -178,15 +182,15 @@ class Analysis:
         self._absent: dict[Place, frozenset[int]] = {}
 
     def entries(self) -> Iterable[Entry]:
-        """Every operation, rank after rank, in the order of the calls."""
+        """Yields every operation, rank after rank, in the order of the calls."""
         for _, dump in sorted(self.dumps.items()):
             yield from dump.entries
 
     def holds(self, entry: Entry) -> bool:
-        """Returns whether the operation has not ended. A batch holds up no rank: its members do.
+        """Returns whether the operation has not ended. A batch does not count: its members do.
 
-        A send has ended if its receiver has finished: torch's hook does not report the end of a
-        message in a batch.
+        A send also counts as ended if its receive has finished, since torch's hook does not report
+        the end of a message in a batch.
         """
         if entry.finished or (entry.p2p and entry.op == "coalesced"):
             return False
@@ -198,7 +202,7 @@ class Analysis:
         return Counter(group.name for group in {entry.group for entry in self.entries()})
 
     def group_name(self, group: Group) -> str:
-        """Returns the name and description, with the ranks if another group has the same name."""
+        """Returns a group's name and description, with the ranks if another group has this name."""
         known = group.description and group.description != "undefined"
         name = f"group {group.name} ({group.description})" if known else f"group {group.name}"
         alone = self._names[group.name] == 1 or not group.ranks
@@ -219,17 +223,17 @@ class Analysis:
         return self._absent[place]
 
     def _awaited_side(self, entry: Entry) -> set[int]:
-        """Returns the ranks that may be a message's other side, if this has not arrived."""
+        """Returns the ranks that may be a message's other side; none if that side has arrived."""
         if entry.op not in _OTHER_SIDE or not entry.group.ranks or self.met(entry):
             return set()
         other = entry.receiver if entry.op == "send" else entry.sender
         return set(entry.group.ranks) - {entry.rank} if other is None else {other}
 
     def met(self, entry: Entry) -> Entry | None:
-        """Returns the other side of a message, if it is recorded.
+        """Returns the other side of a message, or None if it is not recorded.
 
-        If the other side has finished and ``entry`` has not, the other side was matched with a
-        different message: ``entry`` has, for example, another tag, or waits for its batch.
+        If the other side has finished and ``entry`` has not, they may not have been matched with
+        each other: ``entry`` has, for example, another tag. Or it waits for its batch.
         """
         route = _route(entry)._replace(op=_OTHER_SIDE[entry.op])
         if entry.number is not None and (side := self.messages.get((route, entry.number))):
@@ -239,7 +243,7 @@ class Analysis:
             routes.append(route._replace(sender=None))
         elif entry.sender is None:
             routes = [route._replace(sender=rank) for rank in entry.group.ranks]
-            for each in routes:  # a message that has been sent and not received
+            for each in routes:  # looks for a message that has been sent and not received
                 sent, received = self.latest.get(each), self.latest.get(each._replace(op="recv"))
                 if sent and (sent.number or 0) > ((received and received.number) or 0):
                     return sent
@@ -249,11 +253,11 @@ class Analysis:
                     return side
         latest = self.latest.get(route)
         if latest is None or entry.number is None or latest.number is None:
-            return latest if entry.batched else None  # it is not known which ones were matched
+            return latest if entry.batched else None  # it is not known which messages were matched
         return latest if latest.number > entry.number else None  # the ring buffer has dropped it
 
     def _misfit(self, entry: Entry) -> Entry | None:
-        """Returns the other side of a message if its size or dtype differs."""
+        """Returns the other side of a message if its size or dtype differs, else None."""
         side = self.met(entry) if entry.op in ("send", "recv") else None
         if side is None or (entry.numel, entry.dtype) == (side.numel, side.dtype):
             return None
@@ -261,7 +265,7 @@ class Analysis:
         return side if entry.number == side.number and (entry.number or in_order) else None
 
     def _has_not_passed(self, rank: int, entry: Entry) -> bool:
-        # A recorder keeps only the newest operations.
+        # Compares numbers, since a recorder keeps only the newest operations.
         last = self.last.get((entry.group, rank))
         return last is None or last.seq < entry.seq
 
@@ -289,7 +293,7 @@ class Analysis:
         for finding in findings:
             finding.held_up = _reach(finding.held_up, awaiting)
         left = {entry.rank for entry in stuck}.difference(*(each.held_up for each in findings))
-        # Ranks in operations that are under way, and ranks that wait for these.
+        # Ranks in operations that are under way, and ranks that wait for these ranks.
         moving = _reach({rank for rank in left if not waits[rank]}, awaiting)
         if first := next((e for e in stuck if e.rank in moving and not waits[e.rank]), None):
             findings.append(self._unfinished(first))
@@ -300,7 +304,7 @@ class Analysis:
             circle.held_up = _reach(set(circle.culprits), awaiting)
             left -= circle.held_up
             findings.append(circle)
-        last = ("unknown", "unfinished")  # among findings that hold up as many ranks
+        last = ("unknown", "unfinished")  # kinds that follow others that hold up as many ranks
         findings.sort(key=lambda each: (-len(each.held_up), each.kind in last))
         findings.sort(key=lambda each: each.kind == "unfinished")
         return Verdict(findings)
@@ -318,7 +322,10 @@ class Analysis:
         return list(findings.values())
 
     def _missing(self, stuck: list[Entry], waits: dict[int, set[int]]) -> list[Finding]:
-        """Returns findings on awaited ranks that do not wait, by each rank's first missed call."""
+        """Returns findings on the awaited ranks that do not wait themselves.
+
+        Each such rank is in the finding on the oldest operation that needs it.
+        """
         told: set[int] = set()
         findings = []
         for entry in stuck:
@@ -388,13 +395,13 @@ class Analysis:
     def _circle(
         self, rank: int, waits: dict[int, set[int]], awaiting: dict[int, set[int]]
     ) -> Finding:
-        """Returns a circle of waiting ranks. ``rank`` waits for it, and for no other cause."""
+        """Returns the finding on a circle of waiting ranks: the only cause of ``rank``'s wait."""
         while beyond := _reach(waits[rank], waits) - _reach({rank}, awaiting):
             rank = min(beyond)
         within = _reach(waits[rank], waits)
         ring: list[Entry] = []
         while rank not in [entry.rank for entry in ring]:
-            # Of several operations, a rank most likely waits in the latest.
+            # A rank with several unfinished operations most likely waits in the latest.
             entries = reversed(self.unfinished[rank])
             ring.append(next(e for e in entries if self.waits_for(e) & within))
             rank = min(self.waits_for(ring[-1]) & within)
@@ -431,7 +438,10 @@ class Analysis:
         return Finding("unfinished", [], lines, inside)
 
     def _unmet(self, entry: Entry, side: Entry, *, alike: bool) -> Finding:
-        """Returns the finding on a message with two recorded sides, not both of them finished."""
+        """Returns the finding on a message of which both sides are recorded and one is unfinished.
+
+        ``alike``: whether the two sides agree in size and dtype.
+        """
         title = [
             f"{self.what(each)} #{each.seq} of {self.members([each.rank], each.group)}"
             for each in sorted((entry, side), key=lambda each: each.op, reverse=True)
@@ -476,7 +486,7 @@ class Analysis:
         )
 
     def _last_there(self, rank: int, missed: Entry) -> Entry | None:
-        """Returns a rank's last operation of the kind that ``missed`` waits for."""
+        """Returns a rank's last operation of the kind that ``missed`` waits for, or None."""
         if not missed.p2p:
             return self.last.get((missed.group, rank))
         route = _route(missed)._replace(op=_OTHER_SIDE[missed.op])
@@ -507,7 +517,7 @@ class Analysis:
 
     @staticmethod
     def what(entry: Entry) -> str:
-        """Returns what was called, with ranks as numbered in the group."""
+        """Returns an operation's name and size, with ranks by their numbers in the group."""
         sides = [
             side if side is None else entry.group.rank_of(side)
             for side in (entry.sender, entry.receiver)
@@ -515,7 +525,10 @@ class Analysis:
         return entry.describe(*sides)
 
     def stragglers(self) -> list[Straggler]:
-        """Returns the ranks' lateness, the greatest first, as exact as the hosts' clocks agree."""
+        """Returns the ranks' lateness, the latest rank first.
+
+        It is only as exact as the hosts' clocks agree.
+        """
         found = {rank: Straggler(rank) for rank in self.dumps}
         for place, calls in self.collectives.items():
             if len(calls) < 2 or set(calls) != set(place.group.ranks):
@@ -534,7 +547,7 @@ class Analysis:
         return sorted(found.values(), key=lambda straggler: -straggler.late_ms)
 
     def costs(self) -> list[Cost]:
-        """Returns the kinds of operations, the most expensive first."""
+        """Returns the costs of all kinds of operations, the most expensive first."""
         found: dict[tuple[Group, str], Cost] = {}
         for entry in self.entries():
             took = duration_ms(entry)
@@ -545,7 +558,7 @@ class Analysis:
 
 
 def duration_ms(entry: Entry) -> float | None:
-    """Returns the time from the start, or if unknown the call, to the end; None if it runs."""
+    """Returns the operation's duration, from its call if the start is unknown; None if it runs."""
     if entry.duration_ms is not None:
         return entry.duration_ms
     if entry.completed is None:
@@ -558,7 +571,7 @@ def _route(entry: Entry) -> Route:
 
 
 def signature(entry: Entry) -> tuple[object, ...]:
-    """Returns what has to be equal on all ranks of a collective."""
+    """Returns the properties of a call that have to be equal on all ranks of a collective."""
     if entry.op in _UNEVEN or entry.op.startswith(_UNEVEN_PREFIXES):
         return (entry.op, entry.dtype)
     by_output = entry.op in ("scatter", "reduce_scatter")
@@ -566,7 +579,7 @@ def signature(entry: Entry) -> tuple[object, ...]:
 
 
 def _reach(start: set[int], edges: dict[int, set[int]]) -> set[int]:
-    """Returns ``start`` and everything that edges lead to from it."""
+    """Returns ``start`` and all ranks to which edges lead from it."""
     reached = set(start)
     left = list(start)
     while left:

@@ -1,14 +1,14 @@
 """Reads flight recorders' dumps: c10d's schema, version 2, as pickle or JSON.
 
-The schema is defined by ``torch/csrc/distributed/c10d/FlightRecorder.hpp``; dumps of torch's own
-``nccl`` and ``gloo`` backends have it too. Each of these recorders leaves something out:
+``torch/csrc/distributed/c10d/FlightRecorder.hpp`` defines the schema. Dumps of torch's own ``nccl``
+and ``gloo`` backends have it, too, but leave something out:
 
-- Gloo's writes no states (only ``retired`` shows that an entry has ended), no messages, and only
-  the ranks of the group that was made last;
-- ``nccl``'s writes no states of a batch's members, and does not number messages.
+- Gloo's recorder writes no states (only ``retired`` shows that an entry has ended), no messages,
+  and only the ranks of the group that was made last;
+- the recorder of ``nccl`` writes no states of a batch's members, and does not number messages.
 
-A file may contain anything. What is read has the types that `Entry` declares, its texts are safe to
-print on a terminal, and the file's length bounds the time of reading.
+A file may contain anything. The values that are read have the types that `Entry` declares, texts
+are safe to print on a terminal, and the file's length bounds the time of reading.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from torchcomms_pg.trace.stale import find_stale
 
 T = TypeVar("T")
 
-# A pickle may refer to one list many times. A ring of 2000 operations has 128,000 frames at most.
+# Most frames and tensors of a small file: a pickle may refer to one list many times. A ring of 2000
+# operations has 128,000 frames at most.
 _MOST = 500_000
-_MOST_DIMS = 64  # of a tensor of torch
+_MOST_DIMS = 64  # most dimensions of a tensor of torch
 
-# Messages between two ranks, and operations outside c10d's schema, are recorded in separate groups,
-# whose names begin with the name of the group on which they were called.
+# This project records messages between two ranks, and operations outside c10d's schema, in separate
+# groups. Their names begin with the name of the group on which the operations were called.
 _ONE_SIDED = re.compile(r"(.*):(put|signal|wait_signal) (\d{1,9})(->|<-)(\d{1,9})", re.DOTALL)
 _PAIR = re.compile(r"(.*):(\d{1,9})-(\d{1,9})", re.DOTALL)
 _SIDES = re.compile(r"(\d{1,9}|\?|-1)(->|<-)(\d{1,9}|\?|-1)")
@@ -58,18 +59,18 @@ class Frame:
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """One operation on one rank. Times are nanoseconds since 1970, sizes in elements.
+    """One operation on one rank. Times are nanoseconds since 1970, sizes are in elements.
 
-    ``sender`` and ``receiver`` of a message are global ranks, None for any. ``number`` counts the
-    messages of one direction between two ranks, with equal results on both; None if unknown. A
-    ``batched`` operation ends, or may end, with the batch that it is a member of: torch's hook
+    ``sender`` and ``receiver`` of a message are global ranks, None for any rank. ``number`` counts
+    the messages of one direction between two ranks; a message has one number on both. It is None
+    if unknown. A ``batched`` operation may end with the batch that it is a member of: torch's hook
     reports only the end of a batch's last member.
 
-    Only some dumps contain the rest. ``batch`` is equal for the messages of one batch of a group,
-    0 for a message in no batch, and None if unknown. ``tag`` of a message and ``root`` of a
-    collective (a global rank) are None if unknown or absent. ``from_any`` marks a receive from any
-    rank. ``thread``, ``reduce_op`` and ``device`` are empty if unknown; ``thread`` distinguishes
-    the threads of one rank.
+    Only some dumps contain the remaining fields. ``batch`` is equal for the messages of one batch
+    of a group, 0 for a message in no batch, and None if unknown. ``tag`` of a message and ``root``
+    of a collective (a global rank) are None if unknown or absent. ``from_any`` marks a receive from
+    any rank. ``thread``, ``reduce_op`` and ``device`` are empty if unknown; ``thread``
+    distinguishes the threads of one rank.
     """
 
     rank: int
@@ -93,7 +94,7 @@ class Entry:
     duration_ms: float | None
     timeout_ms: int
     frames: tuple[Frame, ...]
-    local: bool = False  # its sides are still ranks of the group, not global ranks
+    local: bool = False  # True while sender and receiver are ranks of the group, not global ranks
     batched: bool = False
     thread: str = ""
     batch: int | None = None
@@ -105,7 +106,7 @@ class Entry:
 
     @property
     def finished(self) -> bool:
-        """Whether it has ended. If it has started and is retired without an end, it has failed."""
+        """Whether the operation has ended. False if it failed: it is then started and retired."""
         if self.state == "completed" or self.completed is not None:
             return True
         return self.retired and self.state == "scheduled"
@@ -131,7 +132,7 @@ class Entry:
         return self.describe(self.sender, self.receiver)
 
     def describe(self, sender: object, receiver: object) -> str:
-        """Returns name and size, with the given names of a message's two ranks."""
+        """Returns name and size as `what` does, with these names of a message's two ranks."""
         name = self.op
         if self.p2p and self.op != "coalesced":
             sides = ["?" if side is None else str(side) for side in (sender, receiver)]
@@ -147,9 +148,9 @@ class Entry:
 
     @property
     def where(self) -> Frame | None:
-        """The innermost line of the user's own code: not of torch or of this package.
+        """The innermost line of the user's own code: not of torch, this package or contextlib.
 
-        Lines of contextlib, as at the end of a batch's ``with`` block, do not count either.
+        contextlib is innermost at the end of a batch's ``with`` block.
         """
         for frame in self.frames:
             if not re.search(r"/(torch|torchcomms_pg)/|/contextlib\.py$|^<|^\?\?", frame.file):
@@ -161,28 +162,29 @@ class Entry:
 class Dump:
     """The content of one rank's recorder.
 
-    ``whole``: it has every operation since the first. ``gapless``: no operation is missing
-    between two that it has. ``lost`` counts the operations that its ring buffer has dropped, and
-    ``captured`` the operations in graphs, which are not recorded. ``detailed``: it has tags,
-    batches and devices.
+    ``whole``: whether the dump has every operation of the process. ``gapless``: whether it has
+    every operation from its first entry on. ``lost`` counts the operations that the ring has
+    dropped, and ``captured`` the operations in graphs, which are not recorded. ``detailed``:
+    whether the dump has tags, batches and devices.
     """
 
     rank: int
     path: Path
     groups: dict[str, tuple[str, tuple[int, ...]]]  # name -> (description, global ranks)
     entries: list[Entry] = field(default_factory=list)
-    library: str = ""  # prefix of its operations' names
+    library: str = ""  # prefix of the operations' names, such as "nccl"
     whole: bool = True
     gapless: bool = True
     lost: int = 0
     captured: int = 0
     detailed: bool = False
-    # True if a group without entries has the name of another, whose ranks the dump lists instead.
+    # True if a group without entries shares its name with another group. The dump lists only one
+    # group's ranks for the name.
     namesakes: bool = False
 
 
 class Dumps(dict[int, Dump]):
-    """Dumps by global rank. ``left_out``: by rank, why a file is left out."""
+    """Dumps by global rank. ``left_out`` has the reason for each file that is left out, by rank."""
 
     def __init__(self, dumps: Iterable[Dump], left_out: dict[int, str] | None = None) -> None:
         super().__init__((dump.rank, dump) for dump in dumps)
@@ -191,14 +193,14 @@ class Dumps(dict[int, Dump]):
 
 
 def load(folder: Path, prefix: str | None = None, *, stale: bool = False) -> Dumps:
-    """Reads every dump in ``folder``, by global rank.
+    """Reads and returns every dump in ``folder``.
 
     A dump's file name ends with its rank, as in torch, optionally followed by ``.json``, ``.pkl``
-    or ``.pickle``. ``prefix``: the part of the names before the rank. Leaves out files that are no
-    dumps if at least one is, and, unless ``stale``, dumps that are older than others.
+    or ``.pickle``. ``prefix`` is the part of the names before the rank; None reads all. Leaves out
+    files that are no dumps and, unless ``stale``, dumps that are older than others.
 
     Raises:
-        DumpError: no file to read, two files of one rank, or no file is a dump.
+        DumpError: no file has such a name, two files are of one rank, or no file is a dump.
     """
     paths: dict[int, Path] = {}
     for path in sorted(folder.iterdir()):
@@ -235,7 +237,7 @@ def _read(paths: dict[int, Path], unreadable: dict[int, str]) -> list[Dump]:
     dumps = []
     for rank, path in paths.items():
         try:
-            # Allows a ring of any size: a frame takes more than eight bytes of a file.
+            # Accepts a ring of any size: a frame takes more than eight bytes of a file.
             most = max(_MOST, path.stat().st_size // 8)
             dumps.append(parse(_content(path), rank, path, most))
         except (DumpError, OSError) as error:
@@ -293,9 +295,9 @@ def parse(content: Any, rank: int, path: Path = Path(), most: int = _MOST) -> Du
 
 
 class _OpenBatch:
-    """Gives a batch's state to its members, which have none in the dumps of torch's ``nccl``.
+    """Gives a batch's state to its members, which have no state in dumps of torch's ``nccl``.
 
-    In its group, a batch directly follows its members, and has their numbers.
+    In its group, the entry of a batch directly follows its members' entries and has their numbers.
     """
 
     def __init__(self) -> None:
@@ -340,7 +342,7 @@ def _number_messages(entries: list[Entry]) -> None:
 
 
 def printable(text: str) -> str:
-    """Escapes characters that cannot be shown, or move the cursor, as Python does: ``\\x1b``."""
+    """Returns a text with unprintable characters escaped as Python does, for example ``\\x1b``."""
     if text.isprintable():
         return text
     return "".join(
@@ -368,7 +370,10 @@ def _get(raw: dict[Any, Any], key: str, kind: type[T], default: Any = _REQUIRED)
 
 
 def _checked(value: Any, kind: type[T], what: str) -> T:
-    """Checks the type of ``value`` and that a number has 64 bits; makes texts `printable`."""
+    """Returns ``value``, with a text made `printable`. ``what``: the value's name in errors.
+
+    Raises DumpError if the value is not of type ``kind``, or is a number beyond 64 bits.
+    """
     if kind is float and type(value) is int:
         value = float(value) if abs(value) < 2**63 else math.inf
     if type(value) is not kind:
@@ -381,14 +386,14 @@ def _checked(value: Any, kind: type[T], what: str) -> T:
 
 
 def _list(raw: Any, kind: type[T], what: str) -> list[T]:
-    """Checks a list or a tuple and its items, and returns a list."""
+    """Returns a list or a tuple as a list, with each item checked by `_checked`."""
     if not isinstance(raw, (list, tuple)):
         raise DumpError(f"{what} is of type {type(raw).__name__}, wanted list")
     return [_checked(value, kind, f"in {what} one") for value in raw]
 
 
 def _group(config: dict[Any, Any]) -> tuple[str, tuple[int, ...]]:
-    """Returns (description, global ranks)."""
+    """Returns a group's description and global ranks."""
     text = _get(config, "ranks", str)
     try:
         ranks = _list(json.loads(text), int, "'ranks'")
@@ -398,7 +403,7 @@ def _group(config: dict[Any, Any]) -> tuple[str, tuple[int, ...]]:
 
 
 def _entry(rank: int, raw: dict[Any, Any], made: dict[tuple[str, str, int], Group]) -> Entry:
-    """Reads an entry. Its group is added to ``made``, and has no ranks yet."""
+    """Returns an entry. Its group, which has no ranks yet, is taken from or added to ``made``."""
     names = _list(raw.get("process_group"), str, "'process_group'")
     if not names:
         raise DumpError("'process_group' is empty")
@@ -424,7 +429,7 @@ def _entry(rank: int, raw: dict[Any, Any], made: dict[tuple[str, str, int], Grou
         sender, receiver = (both[side] if side in (0, 1) else side for side in (sender, receiver))
     else:
         local = p2p
-    # In dumps of torch's nccl, a batch follows its members, see _OpenBatch.
+    # 0 until a batch follows its members in a dump of torch's nccl, see _OpenBatch.
     batch = 0 if local and library == "nccl" else None
     dtypes = [
         dtype
@@ -463,7 +468,7 @@ def _entry(rank: int, raw: dict[Any, Any], made: dict[tuple[str, str, int], Grou
 
 
 def _add_details(entry: Entry, detail: dict[Any, Any]) -> None:
-    """Adds what this project's recorder writes beyond c10d's schema."""
+    """Sets the fields that this project's recorder writes beyond c10d's schema."""
     entry.tag = _get(detail, "tag", int, None)
     entry.batch = _get(detail, "batch", int, None)
     entry.from_any = bool(_get(detail, "from_any", int, 0))
@@ -477,7 +482,7 @@ def _frame(raw: dict[Any, Any]) -> Frame:
 
 
 def _time(raw: dict[Any, Any], key: str) -> int | None:
-    """Returns a time, or None, which is 0 in JSON."""
+    """Returns a time, or None if it is unknown: None in a pickle, 0 in JSON."""
     return _get(raw, key, int) or None if raw.get(key) is not None else None
 
 

@@ -1,8 +1,8 @@
-"""Finds out which process group an entry of a dump belongs to, over the dumps of all ranks.
+"""Finds the process group of each entry, from the dumps of all ranks.
 
 For each name, a dump lists the ranks of only one group. But ``split`` gives several groups one
 name, and a group that was destroyed and made again keeps its name and counts from the start.
-Gloo's recorder lists no ranks at all.
+Gloo's recorder lists only the ranks of the group that was made last, without its name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Group:
     """A process group: one name and one list of global ranks.
 
     ``id`` distinguishes the groups of a process. ``life`` counts the successive groups with one
-    name and the same ranks. ``ranks`` is empty if they are unknown.
+    name and the same ranks. ``ranks`` is empty if the ranks are unknown.
     """
 
     name: str
@@ -31,15 +31,15 @@ class Group:
     id: int
     ranks: tuple[int, ...] = ()
     life: int = 0
-    told: bool = False  # False if ``ranks`` are only those that used it, or empty
+    told: bool = False  # False if ``ranks`` is empty, or has only the ranks that used the group
 
     def rank_of(self, rank: int) -> int:
-        """Returns the number in the group of a global rank."""
+        """Returns a global rank's number in the group, or the global rank if that is unknown."""
         return self.ranks.index(rank) if self.told and rank in self.ranks else rank
 
 
 def settle(dumps: Mapping[int, Dump]) -> None:
-    """Gives all entries of one group the same `Group`, and makes ranks of messages global."""
+    """Gives all entries of one group one `Group`, and makes senders and receivers global ranks."""
     names: dict[str, dict[int, list[Group]]] = defaultdict(dict)
     for rank, dump in dumps.items():
         for group in dict.fromkeys(entry.group for entry in dump.entries):
@@ -63,7 +63,7 @@ def settle(dumps: Mapping[int, Dump]) -> None:
 
 
 def _find_ranks(name: str, own: dict[int, list[Group]], dumps: Mapping[int, Dump]) -> bool:
-    """Sets `Group.ranks` of all groups named `name`. Returns False if the dumps lack the ranks."""
+    """Sets the ranks of all groups named `name`. Returns False if they cannot be known."""
     told = {dump.groups[name][1] for dump in dumps.values() if name in dump.groups}
     default = all(group.description == "default_pg" for groups in own.values() for group in groups)
     known = bool(told)
@@ -84,7 +84,7 @@ def _find_ranks(name: str, own: dict[int, list[Group]], dumps: Mapping[int, Dump
             and groups[0].id < groups[1].id
             and dumps[rank].whole
         ):
-            # Of two groups with one name, a dump lists the ranks of the last.
+            # Of two groups with one name, a dump lists the ranks of the later group.
             groups[1].ranks = mine
             groups[0].ranks = next(iter(candidates - {mine}))
         else:
@@ -95,7 +95,7 @@ def _find_ranks(name: str, own: dict[int, list[Group]], dumps: Mapping[int, Dump
 
 
 def _count_lives(own: dict[int, list[Group]], dumps: Mapping[int, Dump]) -> bool:
-    """Sets the `Group.life` of all groups. Returns False if ranks' groups cannot be matched."""
+    """Sets the `life` of all groups. Returns False if groups of different ranks do not match."""
     lives: dict[tuple[int, ...], dict[int, list[Group]]] = defaultdict(lambda: defaultdict(list))
     for rank, groups in own.items():
         for group in sorted(groups, key=lambda group: group.id):
@@ -105,8 +105,8 @@ def _count_lives(own: dict[int, list[Group]], dumps: Mapping[int, Dump]) -> bool
         for rank in ranks:
             groups = of_rank.get(rank, [])
             if most > 1 and rank in dumps and dumps[rank].whole and len(groups) < most:
-                return False  # some of them may be groups of other ranks, which no dump lists
-            # A ring buffer that has lost entries has lost the first lives' entries.
+                return False  # some of the groups may have other ranks, which no dump lists
+            # A ring that has lost entries has lost the entries of the first lives.
             for life, group in enumerate(groups, most - len(groups)):
                 group.life = life
     return True

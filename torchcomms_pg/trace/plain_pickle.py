@@ -1,8 +1,8 @@
 """Reads pickles of plain data: dicts, lists, tuples, numbers and texts.
 
-Python's own unpickler can be kept from running code. But it hashes a tuple that contains itself
-twice at each of fifty levels, and allocates as many objects as a pickle of ten bytes asks for. In
-this module, the bytes of every operation bound the time and the memory that it takes.
+Python's own unpickler can be kept from running code. But a few bytes can make it hash a tuple that
+contains another tuple twice, and so on for fifty levels, or allocate any number of objects. In this
+module, the bytes of every operation bound the time and the memory that the operation takes.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import struct
 from typing import Any
 
 _NUMBERS = {ord(op): struct.Struct(form) for op, form in (("J", "<i"), ("M", "<H"), ("G", ">d"))}
-_LENGTHS = {ord("X"): 4, 0x8C: 1, 0x8D: 8}  # bytes of a text's length
+_LENGTHS = {ord("X"): 4, 0x8C: 1, 0x8D: 8}  # bytes of the length of a text, by operation
 _CONSTANTS = {ord("N"): None, 0x88: True, 0x89: False}
 _TUPLES = {0x85: 1, 0x86: 2, 0x87: 3}
-_SKIPPED = {0x80: 1, 0x95: 8}  # the protocol, and the length of what follows
+_SKIPPED = {0x80: 1, 0x95: 8}  # bytes of the protocol's number, and of a frame's length
 
 
 def unpickle(data: bytes) -> Any:
-    """Returns the content of ``data``, a pickle of protocol 2 or later.
+    """Returns the object in ``data``, a pickle of protocol 2 or later.
 
     Raises:
         ValueError: ``data`` is damaged, or contains anything but plain data.
@@ -49,7 +49,7 @@ def _run(data: bytes) -> Any:
     while True:
         op = data[at]
         at += 1
-        if op == 0x68:  # BINGET, most of a dump; inline, since a call costs time
+        if op == 0x68:  # BINGET, the most frequent; without a call of whole(), to save time
             stack.append(memo[data[at]])
             at += 1
         elif op == 0x6A:  # LONG_BINGET

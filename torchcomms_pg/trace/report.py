@@ -12,7 +12,7 @@ from torchcomms_pg.trace.groups import Group
 
 
 def text(analysis: Analysis, verdict: Verdict, top: int = 10) -> str:
-    """The verdict, then the ranks that arrive late and the ``top`` most expensive operations."""
+    """Returns the verdict, the ranks that arrive late and the ``top`` most expensive operations."""
     lines = [str(verdict), *map(printable, analysis.dumps.left_out.values())]
     late = _late(analysis.stragglers())
     if any(row[1] != "0" for row in late):
@@ -28,7 +28,7 @@ def text(analysis: Analysis, verdict: Verdict, top: int = 10) -> str:
 
 
 def html(analysis: Analysis, verdict: Verdict) -> str:
-    """A self-contained page: rows are ranks, bars are operations."""
+    """Returns a self-contained page with a timeline: rows are ranks, bars are operations."""
     entries = list(analysis.entries())
     origin = min((entry.created for entry in entries), default=0)
     shown = verdict.entries
@@ -54,12 +54,12 @@ def html(analysis: Analysis, verdict: Verdict) -> str:
         "costs": _costs(analysis.costs()),
     }
     page = importlib.resources.files("torchcomms_pg.trace").joinpath("timeline.html").read_text()
-    # "</script" would end the element with the data, and "<!--<script" would hide its end.
+    # "</script" in the data would end its element, and "<!--<script" would hide the element's end.
     return page.replace("@DATA@", json.dumps(data, allow_nan=False).replace("<", "\\u003c"))
 
 
 def perfetto(analysis: Analysis, verdict: Verdict) -> str:
-    """Chrome's trace event format, which chrome://tracing and ui.perfetto.dev read.
+    """Returns a trace in Chrome's trace event format, for chrome://tracing and ui.perfetto.dev.
 
     Every rank is a process and every group a thread; times are in microseconds. An unfinished
     operation lasts to the end of the trace.

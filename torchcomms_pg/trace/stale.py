@@ -1,7 +1,7 @@
-"""Finds dumps left by an earlier run, for example of a rank that was killed in the latest one.
+"""Finds dumps of an earlier run, for example of a rank that left no dump in the latest run.
 
 A dump does not name its run. But a collective in which every rank needs all others ends on one
-rank only after all ranks have called it. Two dumps that contradict this are of different times.
+rank only after all ranks have called it. Two dumps that contradict this rule are of different runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torchcomms_pg.trace.groups import Group
 if TYPE_CHECKING:
     from torchcomms_pg.trace.dumps import Dump, Entry
 
-# Most by which two hosts' clocks may differ.
+# Largest accepted difference of two hosts' clocks.
 _APART_NS = 2_000_000_000
 
 _SYNCHRONOUS = (
@@ -27,7 +27,7 @@ _SYNCHRONOUS = (
 def find_stale(dumps: Mapping[int, Dump]) -> dict[int, str]:
     """Returns the ranks whose dumps are older than another rank's, with the reasons."""
     done: dict[Group, dict[int, list[Entry]]] = defaultdict(lambda: defaultdict(list))
-    called: dict[tuple[Group, int], Entry] = {}  # by the last rank to call it
+    called: dict[tuple[Group, int], Entry] = {}  # the latest call of each collective
     last: dict[Group, dict[int, Entry]] = defaultdict(dict)
     seen: dict[int, int] = {}  # the latest time in a rank's dump
     for rank, dump in dumps.items():

@@ -1,7 +1,7 @@
 """Finds in the dumps of a run what would hang, be refused or give other data over NCCL.
 
-For runs that ended well over another backend, as on machines without GPUs. docs/nccl_hazards.md
-lists the rules and their sources.
+The run has ended well over another backend, for example on machines without GPUs.
+docs/nccl_hazards.md lists the rules and their sources.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["Hazard", "Hazards", "nccl_hazards"]
 
 
 def nccl_hazards(dumps: Dumps) -> Hazards:
-    """Finds the hazards for NCCL in the dumps of all ranks of a run.
+    """Returns the hazards for NCCL in the dumps of all ranks of a run.
 
     Args:
-        dumps: from `torchcomms_pg.trace.load`. The result names what they lack.
+        dumps: from `torchcomms_pg.trace.load`. The result says what the dumps do not show.
     """
     analysis = Analysis(dumps)
     lines = crossed_lines(analysis)

@@ -10,7 +10,7 @@ _SAME = f'{GUIDE}, "Collective Operations": the same count and the same datatype
 
 
 def disagreements(analysis: Analysis) -> list[Hazard]:
-    """Returns calls with one number that differ in operation, size, type, root or reduction."""
+    """Returns the collectives whose calls differ in operation, size, type, root or reduction."""
     found = Collector()
     for place, calls in analysis.collectives.items():
         if not place.group.ranks or len(calls) < 2:

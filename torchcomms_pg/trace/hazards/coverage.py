@@ -1,4 +1,4 @@
-"""What the search for hazards of NCCL could not judge, in lines."""
+"""Says what the search for hazards of NCCL could not judge."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ONE_SIDED = ("put", "signal", "wait_signal")
 
 
 def not_covered(analysis: Analysis) -> list[str]:
-    """Returns lines about the ranks, operations and facts that were not judged."""
+    """Returns lines about the ranks, operations and facts that could not be judged."""
     dumps = analysis.dumps
     lines = [printable(why) for why in dumps.left_out.values()]
     entries = list(analysis.entries())

@@ -8,9 +8,10 @@ from torchcomms_pg.trace.hazards.hazard import Hazard, named
 
 
 def two_devices(analysis: Analysis) -> list[Hazard]:
-    """Returns groups that the backend ``nccl`` could not serve, as it takes no CPU tensors.
+    """Returns groups with tensors on the CPU and on another device.
 
-    A group for ``cpu:gloo,cuda:nccl`` could serve both, so such groups may be intended.
+    The backend ``nccl`` takes no CPU tensors. A group of ``cpu:gloo,cuda:nccl`` takes both, so the
+    program may intend this.
     """
     devices: dict[tuple[str, tuple[int, ...]], dict[str, Entry]] = {}
     for entry in analysis.entries():

@@ -1,4 +1,4 @@
-"""Batches of messages that are the first call of a group and do not include all of its ranks."""
+"""Batches of messages that are the first call of a group and in which some ranks take no part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RULE = "torch.distributed, batch_isend_irecv: as a group's first call, all of i
 
 
 def first_batches(analysis: Analysis) -> list[Hazard]:
-    """Returns groups whose first batch needs a communicator that some ranks never make."""
+    """Returns groups whose communicator is made by a batch, and never used by some ranks."""
     firsts: dict[Group, dict[int, Entry]] = defaultdict(dict)
     for entry in analysis.entries():
         if not entry.p2p or entry.batch:

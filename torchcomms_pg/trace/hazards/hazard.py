@@ -1,4 +1,4 @@
-"""The hazards that were found, and the texts that name their operations."""
+"""The hazards of a run, and the texts that name their operations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchcomms_pg.trace.analysis import Analysis, rank_names
 from torchcomms_pg.trace.dumps import Entry
 
 GUIDE = "NCCL's user guide"
-# Since 2.15, torch's nccl makes only one communicator of a group, together with the group.
+# From 2.15 on, torch's nccl makes one communicator for a group, together with the group.
 LAZY = "over torch's nccl before 2.15, or nccl-legacy, without device_id"
 
 
@@ -18,9 +18,10 @@ class Hazard:
     """One thing that would go wrong over NCCL, at one set of lines of Python.
 
     ``kind`` is ``order``, ``messages``, ``first message``, ``tags``, ``sizes``, ``batch``,
-    ``first batch``, ``refused``, ``mismatch``, ``threads``, ``lines`` or ``device``. ``entries``
-    are the first operations that show it, and ``ranks`` their global ranks. ``times`` counts how
-    often it occurred in the run, also on the ranks ``others``.
+    ``first batch``, ``refused``, ``mismatch``, ``threads``, ``lines`` or ``device``. ``lines`` is
+    the text for the user. ``entries`` are the first operations that show the hazard, and ``ranks``
+    the global ranks that called them. ``times`` counts the occurrences in the run; some of them
+    were on the ranks ``others``.
     """
 
     kind: str
@@ -43,8 +44,8 @@ class Hazard:
 class Hazards:
     """The hazards of a run over NCCL.
 
-    ``found``: violations of a rule that NCCL or torch's ``nccl`` states. ``doubts``: what may be
-    intended or a mistake. ``not_covered``: what the dumps do not show.
+    ``found`` are violations of a rule that NCCL or torch's ``nccl`` states. ``doubts`` may be
+    mistakes or intended. ``not_covered`` has a line for each thing that could not be judged.
     """
 
     found: list[Hazard]
@@ -72,7 +73,7 @@ class Collector:
         self._found: dict[tuple[str, frozenset[str]], Hazard] = {}
 
     def add(self, hazard: Hazard) -> None:
-        """Adds a hazard, or counts it if one is known at its lines."""
+        """Adds a hazard, or if a hazard of its kind at its lines is known, counts that hazard."""
         places = frozenset(map(_place, hazard.entries))
         known = self._found.setdefault((hazard.kind, places), hazard)
         if known is not hazard:
@@ -90,13 +91,13 @@ def _place(entry: Entry) -> str:
 
 
 def some_ranks(ranks: Iterable[int]) -> str:
-    """Returns the names of the lowest ranks, eight at most."""
+    """Returns the names of the eight lowest ranks, or of all ranks if they are fewer."""
     ordered = sorted(ranks)
     return rank_names(ordered[:8]) + (", ..." if len(ordered) > 8 else "")
 
 
 def named(analysis: Analysis, entries: Sequence[Entry]) -> str:
-    """Returns the name of an operation or a batch, with its line of Python."""
+    """Returns the name of an operation, or of a batch with these entries, with its Python line."""
     first = entries[0]
     what = f"{analysis.what(first)} #{first.seq} of {analysis.group_name(first.group)}"
     if len(entries) > 1:
@@ -105,5 +106,5 @@ def named(analysis: Analysis, entries: Sequence[Entry]) -> str:
 
 
 def at(entry: Entry) -> str:
-    """Returns the line of Python, to append to the name of its operation."""
+    """Returns the operation's line of Python, to append to the operation's name."""
     return f"  at {entry.where}" if entry.where else ""

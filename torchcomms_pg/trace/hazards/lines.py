@@ -9,20 +9,21 @@ from torchcomms_pg.trace.dumps import Entry
 from torchcomms_pg.trace.groups import Group
 from torchcomms_pg.trace.hazards.hazard import GUIDE, Hazard, named
 
-# Collectives in which all ranks do the same. A root is often called from another line.
+# Begins of the names of collectives without a root: a root often has another line of Python.
 _ALIKE = ("all_reduce", "all_gather", "_all_gather", "reduce_scatter", "_reduce_scatter", "all_to")
 
 _ONE_THREAD = f'{GUIDE}, "Thread Safety": one thread at a time, in an order that is the same'
 
 
 def crossed_lines(analysis: Analysis) -> list[Hazard]:
-    """Returns pairs of lines that two ranks both called, but crosswise.
+    """Returns pairs of lines of Python that two ranks have called crosswise.
 
-    That is, once the first rank called line A while the second called line B, and once the
-    reverse. The kind is ``threads`` if two threads of a rank called them, whose order is not fixed.
-    It is ``lines`` otherwise, which a program may intend.
+    In one collective the first rank was at line A and the second at line B; in another collective,
+    the reverse. The kind is ``threads`` if two threads of a rank called the lines, since the order
+    of threads is not fixed. Otherwise it is ``lines``, and a program may intend it.
     """
-    # By group and two ranks: collectives that the two called from different lines.
+    # For each group and two of its ranks: collectives that the two called from different lines,
+    # by these lines.
     apart: dict[tuple[Group, int, int], dict[tuple[str, str], tuple[Entry, Entry]]]
     apart = defaultdict(dict)
     for place, calls in analysis.collectives.items():

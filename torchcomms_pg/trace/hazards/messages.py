@@ -1,4 +1,4 @@
-"""Messages that NCCL, which has no tags, would match in another way: by their order."""
+"""Messages that NCCL would match differently, since it has no tags and goes by their order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BATCHES = (
 
 
 def messages(analysis: Analysis) -> list[Hazard]:
-    """Returns sends and receives with one number that do not belong together."""
+    """Returns the sends and receives that NCCL would match, but that do not belong together."""
     found = Collector()
     sides: dict[tuple[object, ...], dict[str, Entry]] = {}
     for entry in sorted(judged_messages(analysis), key=lambda entry: (entry.rank, entry.record)):

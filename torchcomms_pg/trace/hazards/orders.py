@@ -1,4 +1,4 @@
-"""Orders of operations in which ranks would wait for each other, reported like lock orders."""
+"""Orders of operations in which ranks would wait for each other, as threads do for locks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _MERGE = f'{GUIDE}, "Point-to-point communication": merge calls that need to pro
 
 
 def orders(analysis: Analysis) -> tuple[list[Hazard], bool]:
-    """Returns the circles of ranks that would wait for each other, each set of lines once.
+    """Returns the circles of ranks that would wait for each other, once for each set of lines.
 
-    The second value is True if these are all, and False if there are too many to list.
+    The second value is True if the list is complete, and False if there are too many circles.
     """
     found, replay = Collector(), Replay(programs(analysis))
     for circle in replay.run():

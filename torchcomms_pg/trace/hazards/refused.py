@@ -6,13 +6,13 @@ from torchcomms_pg.trace.analysis import Analysis, rank_names
 from torchcomms_pg.trace.dumps import Entry
 from torchcomms_pg.trace.hazards.hazard import Hazard, named
 
-# torch's nccl maps no other integers to ncclDataType_t.
+# Integer types that torch's nccl does not map to an ncclDataType_t.
 _NO_TYPE = ("Short", "UInt16", "UInt32", "UInt64")
 _NO_REDUCTION = ("BAND", "BOR", "BXOR")
 
 
 def refused(analysis: Analysis) -> list[Hazard]:
-    """Returns the calls that raise over ``nccl``: one hazard per line of Python and reason."""
+    """Returns the calls that raise over ``nccl``: one hazard for each line of Python and reason."""
     found: dict[tuple[str, str], Hazard] = {}
     for entry in analysis.entries():
         if (why := _why(entry)) is None:
@@ -33,7 +33,7 @@ def refused(analysis: Analysis) -> list[Hazard]:
 
 
 def _why(entry: Entry) -> tuple[str, str] | None:
-    """Returns what is refused, and the rule; None if ``nccl`` accepts the operation."""
+    """Returns what ``nccl`` refuses and its rule, or None if ``nccl`` accepts the operation."""
     if entry.from_any:
         return "a receive from any rank", "ncclRecv names the rank that it receives from"
     if entry.dtype.startswith("Complex") and entry.op == "gather":

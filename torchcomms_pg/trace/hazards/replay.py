@@ -1,11 +1,11 @@
 """Replays a run as if every operation blocked its rank until the other ranks have called it.
 
 NCCL requires all ranks to issue the operations of all communicators in one order. Such an order
-exists if the following replay of the run ends. Each rank calls one operation after the other. An
+exists if the following replay of the run ends. Each rank calls one operation after another. An
 operation ends when all ranks that take part have called it, and a batch when the other side of
 each of its messages has been called. If the replay stops, ranks wait for each other in a circle.
-A circle is a fact on its own: each of its ranks really called the one operation before the other.
-So the circle is reported, its operations count as ended, and the replay goes on.
+Each rank of a circle has really called one operation before the other, whatever comes later in the
+run. So the circle is reported, its operations count as ended, and the replay goes on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torchcomms_pg.trace.analysis import Analysis
 from torchcomms_pg.trace.dumps import Entry
 from torchcomms_pg.trace.hazards.routes import judged_messages, pair_of
 
-# A run may have a circle in each of many steps. Finding one takes longer with more ranks.
+# Most circles that are looked for: 50, or 40,000 divided by the number of ranks if that is more.
+# A run may have a circle in each step, and finding a circle takes longer with more ranks.
 _MOST_CIRCLES, _MOST_OF_ALL_RANKS = 50, 40_000
 
 
@@ -28,25 +29,27 @@ class Call:
 
     rank: int
     entries: list[Entry] = field(default_factory=list)
-    meets: list[list[Call]] = field(default_factory=list)  # calls of all ranks that take part
-    called: bool = False
-    # True for the first call of a communicator: the group's, or of two ranks' unbatched messages.
+    # For each operation of the call: the calls of all ranks that take part, this one included.
+    meets: list[list[Call]] = field(default_factory=list)
+    called: bool = False  # True once the replay has reached the call
+    # True if the rank's call is the first on a communicator: the group's, or the one for unbatched
+    # messages between two ranks.
     first: bool = False
-    # True if each of its messages is the first between its two ranks in that direction.
+    # True if each message of the call is the first between its two ranks in its direction.
     connects: bool = False
 
     @property
     def message(self) -> bool:
-        """Whether it is a message or a batch of messages."""
+        """Whether the call is a message or a batch of messages."""
         return self.entries[0].p2p
 
 
 @dataclass
 class Circle:
-    """Ranks that wait for each other: each waits for a call that the next rank makes later."""
+    """Ranks that wait for each other: each waits for a call that another of them makes later."""
 
-    now: list[Call]
-    later: list[Call]  # of the rank at the same index of ``now``
+    now: list[Call]  # the call in which each rank waits
+    later: list[Call]  # at the same index, the later call of that rank for which another waits
 
 
 def programs(analysis: Analysis) -> dict[int, list[Call]]:
@@ -89,7 +92,7 @@ def programs(analysis: Analysis) -> dict[int, list[Call]]:
 
 
 class Replay:
-    """Runs the calls of all ranks as if each one blocked its rank."""
+    """Replays the calls of all ranks as if each call blocked its rank."""
 
     def __init__(self, calls: dict[int, list[Call]]) -> None:
         self.calls = calls
@@ -99,7 +102,10 @@ class Replay:
         self._moving = deque(calls)
 
     def run(self) -> list[Circle]:
-        """Returns the circles at which the replay stops, until it has `ended` or found enough."""
+        """Replays until all calls have ended, or too many circles are found; returns the circles.
+
+        Sets `ended` in the former case.
+        """
         found: list[Circle] = []
         while len(found) < max(_MOST_CIRCLES, _MOST_OF_ALL_RANKS // max(1, len(self.calls))):
             while self._moving:
@@ -152,7 +158,10 @@ def awaited(call: Call) -> Iterator[Call]:
 
 
 def _way_back(start: int, waits: dict[int, dict[int, Call]], bound: int) -> list[int] | None:
-    """Returns the ranks of a shortest circle through ``start``, of fewer than ``bound`` ranks."""
+    """Returns the ranks of a shortest circle through ``start``.
+
+    Returns None if it has ``bound`` ranks or more, or if no circle exists.
+    """
     before: dict[int, int] = {}
     left = deque([(start, 1)])
     while left:

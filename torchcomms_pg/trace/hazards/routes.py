@@ -1,4 +1,4 @@
-"""Messages of which the dumps tell enough to judge them by NCCL's rules."""
+"""Messages of which enough is known to judge them by NCCL's rules."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def pair_of(entry: Entry) -> frozenset[int | None]:
 
 
 def judged_messages(analysis: Analysis) -> set[Entry]:
-    """Returns messages of which the other side is known, and whether they are in a batch.
+    """Returns the messages of which the number, the batch if any, and the group's ranks are known.
 
-    Leaves out messages between two ranks if one of them met a receive from any rank: such receives
-    are numbered when they end, so it is not known which messages would match over NCCL.
+    Leaves out all messages from one rank to another if one of them met a receive from any rank.
+    Such receives are numbered at their end, so the messages that NCCL would match are unknown.
     """
     messages = [entry for entry in analysis.entries() if entry.op in ("send", "recv")]
     vague = {_way(entry) for entry in messages if entry.from_any}
