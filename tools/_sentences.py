@@ -1,7 +1,7 @@
-"""Finds phrases in comments and docstrings for which a sentence is read twice.
+"""Finds phrases in comments and docstrings that make a reader read a sentence twice.
 
-``_sentences.py [PATH...]``: the files to read, or folders of them; without any, csrc and
-torchcomms_pg. Prints each place with what to write instead, and fails if there is one.
+``_sentences.py [PATH...]``: reads these files, or the files of these folders; by default csrc and
+torchcomms_pg. Prints each place with what to write instead, and exits with 1 if it finds one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# What to write, and the phrase in whose place.
+# What to write, and the pattern of the phrase that it replaces.
 HABITS = {
     "a sentence, such as `null if ...`": r"(?:^|[.;:,] |\()(?:null|none|false|true|empty): ",
     "`arrived`, `joined` or `been received`": r"\b(?:has|have|had) (?:not )?come\b",
@@ -26,13 +26,13 @@ HABITS = {
     "`own`, `separate` or `dedicated`": r"\bof (?:its|their) own\b",
 }
 PHRASE = re.compile("|".join(f"({phrase})" for phrase in HABITS.values()), re.IGNORECASE)
-# A string or a character of C++, in which two slashes are no comment; a comment.
+# Matches a string or a character of C++, in which two slashes are no comment, or a comment.
 CPP = re.compile(r'"(?:\\.|[^"\\])*"|' + r"(?<!\w)'(?:\\.|[^'\\])+'|//(.*)")
 Lines = list[tuple[int, str]]
 
 
 def commented(path: Path, text: str) -> Iterator[tuple[int, str]]:
-    """Yields each line that has a comment, by number, with the comment."""
+    """Yields the number of each line that has a comment, with the comment."""
     if path.suffix == ".py":
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type == tokenize.COMMENT:
@@ -45,7 +45,7 @@ def commented(path: Path, text: str) -> Iterator[tuple[int, str]]:
 
 
 def blocks(path: Path) -> Iterator[Lines]:
-    """Yields the numbered lines of each comment, which may have several lines, and docstring."""
+    """Yields the numbered lines of each docstring and comment; lines below each other are one."""
     text = path.read_text()
     lines = text.splitlines()
     block: Lines = []

@@ -1,7 +1,7 @@
-"""Which torch the tools use, and why pip could not install it. Needs no torch itself.
+"""Chooses the torch that the tools use, and explains why pip could not install it. Needs no torch.
 
-``_torch.py name``: the environment and the requirement for $TORCH.
-``_torch.py why LOG REQUIREMENT TOOL``: what stands in the way, after a failure of pip.
+``_torch.py name``: prints the environment's folder and the requirement for $TORCH.
+``_torch.py why LOG REQUIREMENT TOOL``: prints why pip, whose output is in LOG, has failed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def supported() -> tuple[str, list[str]]:
 
 
 def pin(minor: str) -> str:
-    """Returns the version that stands for a minor, from requirements/."""
+    """Returns the version of torch that requirements/ pins for a minor."""
     (version,) = re.findall(
         r"^torch==(\S+)$", (ROOT / "requirements" / f"torch-{minor}.txt").read_text(), re.M
     )
@@ -37,9 +37,9 @@ def pin(minor: str) -> str:
 
 
 def of_this_python(folder: str) -> str:
-    """Returns the folder of an environment, with a name of its own where that is another Python's.
+    """Returns the folder, or one with this Python's name if the folder is another Python's.
 
-    Where no Python is named by PYTHON an environment goes on with the one that it has.
+    An environment keeps its Python if PYTHON names none.
     """
     python = Path(sysconfig.get_path("stdlib")).name  # such as python3.13, or python3.13t
     found = [path.name for path in (ROOT / folder).glob("lib/python3*")]
@@ -48,7 +48,7 @@ def of_this_python(folder: str) -> str:
 
 
 def environment(suffix: str, version: str) -> str:
-    """Returns the folder for a torch: .venv if that has this version, else one of its own."""
+    """Returns the folder for a torch: .venv if .venv has this version, else .venv-SUFFIX."""
     newest = of_this_python(".venv")
     packages = (ROOT / newest).glob("lib/python3*/site-packages/torch-*.dist-info")
     names = (folder.name.removeprefix("torch-").removesuffix(".dist-info") for folder in packages)
@@ -75,10 +75,10 @@ def name() -> None:
 
 
 def constraints() -> list[str]:
-    """Returns the constraints on torch that pip has been given, each with the file it stands in."""
+    """Returns pip's constraints on torch, each with its file, and the files that cannot be read."""
     listed = pip("config", "list")
     files = re.findall(r"^(?:global|install|:env:)\.constraint='(.*)'$", listed, re.M)
-    # A configuration file may name several, one a line.
+    # A configuration file may name several constraints files, one a line.
     named = [file for entry in files for file in re.split(r"\\n|\s+", entry) if file]
     found = []
     for file in dict.fromkeys(named):
@@ -105,7 +105,7 @@ def pip(*arguments: str) -> str:
 
 
 def setting(name: str) -> str:
-    """Returns a setting of pip's `install`, by a variable or a file; empty if there is none."""
+    """Returns a setting of `pip install`, from a variable or a file; empty if it is not set."""
     found = re.findall(rf"^(:env:|install|global)\.{name}='(.*)'$", pip("config", "list"), re.M)
     by_place = dict(found)
     places = (":env:", "install", "global")
@@ -125,7 +125,7 @@ def free(folder: Path) -> str:
 
 
 def newest(requirement: str) -> str:
-    """Returns the version of torch that pip would install, empty if none."""
+    """Returns the version of torch that pip would install, empty if pip finds none."""
     options = ("--quiet", "--dry-run", "--no-deps", "--ignore-installed", "--report", "-")
     report = pip("install", *options, requirement)
     return json.loads(report)["install"][0]["metadata"]["version"].split("+")[0] if report else ""

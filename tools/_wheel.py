@@ -1,9 +1,9 @@
-"""Makes one wheel of several, each of which is built for one minor of torch. Needs no torch itself.
+"""Makes one wheel of several wheels, each built for one minor of torch. Imports no torch.
 
-``_wheel.py headers FOLDER``: writes FOLDER/headers.json, the versions of what the headers of
-this Python's torch have the extension compile in.
-``_wheel.py combine FOLDER``: unpacks all FOLDER/*/*.whl into FOLDER/unpacked, and says there for
-which torches it is, and what is compiled in. ``--release`` names the version alone.
+``_wheel.py headers FOLDER``: writes FOLDER/headers.json, the versions of the projects whose code
+the headers of this Python's torch bring into the extension.
+``_wheel.py combine FOLDER``: unpacks all FOLDER/*/*.whl into FOLDER/unpacked. The new metadata
+names the torches, and lists what is compiled in. With ``--release`` the version stays as it is.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-# Of the projects whose headers have code, which the compiler copies into the extension. NCCL's
-# header declares, and nlohmann::json is this project's own (csrc/recorder/json_stub).
+# The licenses of the projects whose headers have code that the compiler copies into the extension.
+# NCCL's header only declares, and nlohmann::json is this project's own (csrc/recorder/json_stub).
 LICENSES = {"fmt": "MIT", "pybind11": "BSD-3-Clause", "torch": "BSD-3-Clause"}
 
 
 def compiled_in(torch: Path, torch_version: str) -> dict[str, str]:
-    """Returns the versions of `LICENSES`, from torch's headers."""
+    """Returns the versions of the projects in `LICENSES`, from torch's headers."""
 
     def defined(header: str, name: str) -> int:
         text = (torch / "include" / header).read_text(encoding="utf-8")
@@ -50,7 +50,7 @@ def order(minor: str) -> tuple[int, ...]:
 
 
 def requirement(minors: Iterable[str]) -> str:
-    """Returns what asks for a torch of these minors and of no other.
+    """Returns the requirement for a torch of these minors and of no other.
 
     >>> requirement(["2.13", "2.15"])
     'torch>=2.13,<2.16,!=2.14.*'
@@ -71,19 +71,19 @@ def requirement(minors: Iterable[str]) -> str:
 def label(folder: Path, minors: Iterable[str]) -> str:
     """Returns the local part of the version: the torches, and a digest of all files.
 
-    pip takes a version that it has for installed, so a wheel with other content has another one.
+    pip does not install a version that is installed, so a wheel with other content needs another.
     """
     digest = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(f"{file.relative_to(folder)}\0{file.stat().st_size}\0".encode())
         digest.update(file.read_bytes())
     torches = ".".join(f"torch{minor.replace('.', '')}" for minor in sorted(minors, key=order))
-    # A letter in front: a segment of figures alone would lose its zeros.
+    # The letter keeps the zeros at the front, which a segment of digits alone would lose.
     return f"{torches}.h{digest.hexdigest()[:8]}"
 
 
 def bill_of_materials(version: str, headers: Iterable[dict[str, str]]) -> str:
-    """Returns what is compiled in, as CycloneDX 1.6 (https://cyclonedx.org/docs/1.6/json/)."""
+    """Lists what is compiled in, as CycloneDX 1.6 (https://cyclonedx.org/docs/1.6/json/)."""
     found = {(name, version) for each in headers for name, version in each.items()}
     components = [
         {
@@ -124,7 +124,7 @@ def write_headers(folder: Path) -> None:
 
 
 def check_release(version: str) -> None:
-    """Ends unless the checkout is what the tag of the version names."""
+    """Exits with an error unless the checkout is the unchanged commit of the version's tag."""
     tag = f"v{version}"
 
     def git(*arguments: str) -> str:
@@ -138,7 +138,7 @@ def check_release(version: str) -> None:
 
 
 def combine(folder: Path, release: bool) -> None:
-    """Unpacks all wheels into FOLDER/unpacked; they differ in the extension alone."""
+    """Unpacks all wheels, which differ in the extension alone, and rewrites the metadata."""
     unpacked = folder / "unpacked"
     for wheel in sorted(folder.glob("*/*.whl")):
         zipfile.ZipFile(wheel).extractall(unpacked)
@@ -146,7 +146,7 @@ def combine(folder: Path, release: bool) -> None:
     version = info.name.removesuffix(".dist-info").partition("-")[2]
     found = [re.match(r"_C_torch(\d)(\d+)", path.name) for path in unpacked.glob("*/_C_torch*.so")]
     minors = [f"{match[1]}.{match[2]}" for match in found if match]
-    # It has the digests of the last wheel; `wheel pack` writes another.
+    # RECORD has the digests of the last wheel's files; `wheel pack` writes a new one.
     (info / "RECORD").unlink()
     metadata = info / "METADATA"
     text, count = re.subn(

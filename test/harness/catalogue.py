@@ -1,7 +1,8 @@
-"""Every operation: how each front end calls it, what the ranks bring, and what it has to give.
+"""Every operation: how each front end calls it, its inputs, and the results that it has to give.
 
-A function of OPERATIONS runs one on this rank and compares the result with plain PyTorch. It has
-the name that TorchComm gives it. A Case says over what, where, how and with which values.
+A function of OPERATIONS runs an operation on this rank and compares the result with plain PyTorch.
+The function has the name of TorchComm's method. Its Case has the front end, the device, the values,
+and how the operation is issued.
 """
 
 import functools
@@ -42,7 +43,7 @@ DIST = {
 
 
 def empty(shape, dtype=torch.float32, layout="contiguous", device="cpu"):
-    """A tensor in one of ALL_LAYOUTS; the strides of those of LAYOUTS differ."""
+    """Returns an uninitialised tensor in one of ALL_LAYOUTS; each of LAYOUTS has other strides."""
     options = dict(dtype=dtype, device=device)
     if layout == "transposed":
         return torch.empty(shape[::-1], **options).permute(*range(len(shape))[::-1])
@@ -56,24 +57,24 @@ def empty(shape, dtype=torch.float32, layout="contiguous", device="cpu"):
 
 
 def place(values, layout="contiguous", device="cpu"):
-    """The values of a CPU tensor on a device, in one of ALL_LAYOUTS."""
+    """Returns a copy of a CPU tensor on a device, in one of ALL_LAYOUTS."""
     return empty(tuple(values.shape), values.dtype, layout, device).copy_(values)
 
 
 class Case:
-    """What the ranks bring to an operation, and how it is issued and waited for.
+    """The inputs of an operation, and how it is issued and waited for.
 
     Attributes:
-        rows: for each rank or each pair of ranks, of the shape `row` each.
+        rows: how many rows of the shape `row` each rank, or each pair of ranks, has.
         how: "sync", "async", or "future", which waits for the work's future.
         layout: one of ALL_LAYOUTS.
         comm: a TorchComm; None for torch.distributed.
-        roots: the ranks that an operation with a root is run for.
-        splits: what rank r has for rank p where sizes differ, in rows.
-        ops: by name, the reduce ops that a reduction is run with.
+        roots: the ranks that are the root of an operation in turn.
+        splits: `splits[r][p]` is how many rows rank r has for rank p, if sizes differ.
+        ops: the names of the reduce ops that a reduction is run with.
         factor: of PREMUL_SUM; a number, or a tensor of one element.
 
-    Any attribute may be given by its name.
+    The constructor accepts every attribute by its name.
     """
 
     device = "cpu"
@@ -81,9 +82,9 @@ class Case:
     dtype = torch.float32
     row = (3,)
     ops = ("SUM", "MAX")
-    op = ""  # of `ops`, the one that is run
+    op = ""  # the one of `ops` that is being run; empty if none
     factor = 0.5
-    options = {}  # noqa: RUF012  (of each call over torch.distributed)
+    options = {}  # noqa: RUF012  (further arguments of each call over torch.distributed)
 
     def __init__(self, world, rows, how="sync", layout="contiguous", **others):
         self.world, self.rank, self.rows = world, dist.get_rank(), rows
@@ -98,7 +99,7 @@ class Case:
         return ", ".join(filter(None, words))
 
     def over(self, ways, layouts=("contiguous",)):
-        """This case in each way and layout: what the ranks bring is made once."""
+        """Yields this case in each way and layout, always with the same inputs."""
         for self.how in ways:
             for self.layout in layouts:
                 yield self
@@ -119,15 +120,15 @@ class Case:
             work.wait()
 
     def call(self, name, *args, **kwargs):
-        """Calls it with the arguments of TorchComm's method, and waits."""
+        """Calls the operation with the arguments of TorchComm's method, and waits."""
         self.finish(name, self.issue(name, *args, **kwargs))
 
     def to_global(self, root):
-        """What the front end calls this rank of the group."""
+        """Returns the number by which the front end names this rank of the group."""
         return root
 
     def each_op(self):
-        """What the front end calls each of `ops`."""
+        """Yields the front end's object for each of `ops`."""
         plain = torchcomms().ReduceOp if self.comm else dist.ReduceOp
         scaled = plain.PREMUL_SUM if self.comm else dist._make_nccl_premul_sum
         for op in self.ops:
@@ -142,30 +143,30 @@ class Case:
 
     @functools.cached_property
     def inputs(self):
-        """Of each rank."""
+        """The input of each rank."""
         return [self.values(rank, self.rows) for rank in range(self.world)]
 
     @functools.cached_property
     def parts(self):
-        """Of each rank, as much for every rank."""
+        """`parts[r][p]` is what rank r has for rank p, all of one size."""
         everyone = range(self.world)
         return [[self.values(r, self.rows, salt=1 + p) for p in everyone] for r in everyone]
 
     @functools.cached_property
     def uneven(self):
-        """Of each rank, different sizes for every rank."""
+        """`uneven[r][p]` is what rank r has for rank p, in the sizes of `splits`."""
         everyone = range(self.world)
         return [[self.values(r, self.splits[r][p], salt=p) for p in everyone] for r in everyone]
 
     def column(self):
-        """What all ranks have for this one."""
+        """Returns the part that each rank has for this rank."""
         return [parts[self.rank] for parts in self.parts]
 
     def check(self, got, want, what=""):
         values.assert_same(got.cpu(), want, what)
 
     def of_plain_values(self, inputs):
-        """Inputs and reduce op for which `values` gives what `op` gives for these inputs."""
+        """Returns inputs and a plain reduce op that give the result of `op` on these inputs."""
         if self.op == "PREMUL_SUM":
             return [each * float(self.factor) for each in inputs], dist.ReduceOp.SUM
         return inputs, getattr(dist.ReduceOp, self.op)
@@ -182,7 +183,7 @@ class Case:
         return [self.place(tensor) for tensor in tensors]
 
     def room_for(self, values):
-        """A tensor without these values, in their shape."""
+        """Returns an uninitialised tensor on the device, in the shape of these values."""
         return empty(tuple(values.shape), values.dtype, self.layout, self.device)
 
     def rooms_for(self, tensors):
@@ -193,7 +194,7 @@ class Case:
 
 
 def all_reduce(case):
-    """In place; over TorchComm to an output, too."""
+    """Reduces in place, and over TorchComm also to an output."""
     for op in case.each_op():
         tensor = case.mine()
         case.call("all_reduce", tensor, op)
@@ -213,7 +214,7 @@ def broadcast(case):
 
 
 def reduce(case):
-    """Over TorchComm the tensor stays as it is elsewhere."""
+    """Reduces to each root; over TorchComm the other ranks' tensors stay as they are."""
     for op in case.each_op():
         for root in case.roots:
             tensor = case.mine()
@@ -258,7 +259,7 @@ def reduce_scatter(case):
 
 def reduce_scatter_v(case):
     everyone = range(case.world)
-    sizes = case.splits[0]  # of the part for each rank
+    sizes = case.splits[0]  # the rows of the part for each rank
     parts = [[case.values(r, sizes[p], salt=p) for p in everyone] for r in everyone]
     inputs = [each[case.rank] for each in parts]
     _reduce_scatter(case, "reduce_scatter_v", case.place_all(parts[case.rank]), inputs)
@@ -299,7 +300,7 @@ def gather(case):
 
 
 def gather_single(case):
-    """Its output is contiguous in every layout."""
+    """Gathers into one tensor, which is contiguous in every layout."""
     want = torch.cat(case.inputs)
     for root in case.roots:
         output = torch.empty_like(want, device=case.device) if case.rank == root else None
@@ -322,7 +323,7 @@ def barrier(case):
 
 
 def messages(case):
-    """Round a ring in a batch, also where the ring is one rank; and one by one."""
+    """Sends round the ring of all ranks in a batch, and with several ranks also one by one."""
     right, left = (case.rank + 1) % case.world, (case.rank - 1) % case.world
     tensor, async_op = case.mine(), case.how != "sync"
     got = case.room_for(tensor)
@@ -354,7 +355,7 @@ OPERATIONS = {name: operation for name, operation in TORCHCOMM.items() if name i
 
 
 def run(operation, cases):
-    """Runs it in each case; the failure names the one that it is of."""
+    """Runs an operation in each case; a failure names its case."""
     for case in cases:
         try:
             operation(case)

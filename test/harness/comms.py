@@ -1,4 +1,4 @@
-"""One way to make a TorchComm in a rank, and groups that depend on a variable."""
+"""Makes TorchComms in ranks, and groups that depend on a variable."""
 
 import datetime
 import os
@@ -22,7 +22,7 @@ each_backend = pytest.mark.parametrize("backend", ("shm", "gloo"))
 
 
 def make(name, backend="shm", device="cpu", **options):
-    """A communicator of all ranks that raises what fails, over the store of the default group."""
+    """Returns a communicator of all ranks over the default group's store, whose failures raise."""
     options.setdefault("abort_process_on_timeout_or_error", False)
     options.setdefault("timeout", datetime.timedelta(seconds=20))
     return torchcomms().new_comm(
@@ -37,7 +37,7 @@ def make(name, backend="shm", device="cpu", **options):
 
 
 def two_in_one_process(args):
-    """Called in a rank, which is there until it is told more; two ranks are threads of it."""
+    """Called in a rank: two of its threads are a communicator's ranks, until `Ranks.tell`."""
     store = connect_store(*args)
     comms = {}
 
@@ -57,7 +57,7 @@ def two_in_one_process(args):
 
 
 def new_group_with(variable):
-    """A new group that is created with the variable of the environment set to 1."""
+    """Returns a new group, created while this variable of the environment is 1."""
     os.environ[variable] = "1"
     try:
         return dist.new_group()

@@ -1,4 +1,4 @@
-"""The dtypes that each reduction takes, as docs/api.md has them."""
+"""Reads from docs/api.md which dtypes each reduction takes."""
 
 import torch
 
@@ -17,7 +17,7 @@ COLUMNS = {
 
 
 def reducible():
-    """{reduce op: {dtype: what the document says}}."""
+    """Returns {reduce op: {dtype: the text of the document's table}}."""
     lines = DOCUMENT.read_text().splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("| reduce op |"))
     header, _, *rows = [
@@ -31,7 +31,7 @@ def reducible():
         for position, name in enumerate(names):
             by_dtype = found[name.split("(")[0]] = {}
             for column, cell in zip(header[1:], cells, strict=True):
-                each = cell.split(", ")  # one for every name, or one for all
+                each = cell.split(", ")  # a text for each name, or one for all names
                 said = each[position] if len(each) == len(names) else cell
                 by_dtype.update((dtype, said) for dtype in COLUMNS[column])
     return found

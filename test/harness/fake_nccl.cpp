@@ -1,5 +1,5 @@
-// A libnccl for tests: it communicates nothing, and writes what it is called with to a file, one
-// line of JSON for each call. See fake_nccl.py.
+// A libnccl for tests, which communicates nothing and writes its calls and their arguments to a
+// file, a line of JSON for each call. See fake_nccl.py.
 #include <dlfcn.h>
 #include <nccl.h>
 
@@ -16,17 +16,17 @@ struct ncclComm {
   int rank;
   int size;
   bool suspended = false;
-  std::atomic<bool> ended = false;  // by an abort, or revoked
+  std::atomic<bool> ended = false;  // aborted or revoked
 };
 
 namespace {
 
-constexpr int kUnknown = -1;  // the size of a split communicator: ranks do not talk to each other
+constexpr int kUnknown = -1;  // the size of a split communicator, since ranks do not communicate
 thread_local int caller = -1;
-std::atomic<bool> hanging = false;  // what waits for other ranks
-int refusal = 0;                    // the result of what it refuses; 0: nothing
+std::atomic<bool> hanging = false;  // whether calls that wait for other ranks block
+int refusal = 0;                    // the result of the calls that it refuses; 0 if it refuses none
 
-// Appends a line to the file beside this library, which has copies elsewhere.
+// Appends a line to the log beside this file; each copy of the library has its own log.
 void write(const std::string& line) {
   Dl_info self;
   dladdr(&refusal, &self);
@@ -51,7 +51,8 @@ size_t number(const void* address) {
   return reinterpret_cast<size_t>(address);
 }
 
-// As a call that blocks: until an abort in another thread.
+// Returns the result of a call that waits for other ranks. While `hanging`, blocks until another
+// thread aborts or revokes the communicator.
 ncclResult_t together(ncclComm_t comm) {
   if (refusal != 0) {
     return static_cast<ncclResult_t>(refusal);
@@ -124,7 +125,7 @@ ncclResult_t divide(
 
 extern "C" {
 
-// Which rank the calling thread is, for the ids that it makes.
+// Says which rank the calling thread is; the unique ids that it makes have this number.
 void fakeRank(int rank) {
   caller = rank;
 }
@@ -256,7 +257,7 @@ ncclResult_t fakeMemStats(ncclComm_t comm, int stat, uint64_t* value) {
 #endif
 
 #ifdef RMA
-// Headers before 2.29.2 lack them. No peer's memory can be mapped.
+// Headers before 2.29.2 lack these functions. No peer's memory can be mapped.
 #define EXPORTED(name, ...)                                                                    \
   __attribute__((visibility("default"))) ncclResult_t fake_##name(__VA_ARGS__) __asm__(#name); \
   ncclResult_t fake_##name(__VA_ARGS__)
@@ -274,7 +275,7 @@ EXPORTED(ncclGetPeerDevicePointer, ncclWindow_t, size_t, int, void** pointer) {
 }
 #endif
 
-// Of one rank.
+// Gathers from one rank: copies its input.
 ncclResult_t ncclAllGather(
     const void* in, void* out, size_t count, ncclDataType_t type, ncclComm_t, cudaStream_t stream) {
   const size_t bytes = type == ncclInt32 ? 4 * count : count;
@@ -283,7 +284,7 @@ ncclResult_t ncclAllGather(
   return ncclSuccess;
 }
 
-// Of one rank, and in place: there is nothing to do.
+// Reduces the input of one rank in place, so only notes the call.
 ncclResult_t ncclAllReduce(
     const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t) {
   note("all_reduce");
@@ -309,7 +310,7 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
   return ncclSuccess;
 }
 
-// Nothing calls these.
+// No test calls these functions, which the loader requires.
 #define UNUSED(name)                                                       \
   __attribute__((visibility("default"))) int fake_##name() __asm__(#name); \
   int fake_##name() {                                                      \

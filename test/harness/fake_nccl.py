@@ -1,4 +1,4 @@
-"""A libnccl that carries the tensors of the simulated accelerator and records its calls."""
+"""A libnccl for the simulated accelerator, which records the calls that it gets."""
 
 import ctypes
 import functools
@@ -12,13 +12,13 @@ import tempfile
 from harness import ROOT, TESTS
 from torchcomms_pg import nccl
 
-# A folder that conftest.py removes: a rank may be killed before it could.
+# conftest.py removes this folder, since a rank may be killed before it could remove its own.
 FOLDER = os.path.dirname(os.environ["TORCH_FR_DUMP_TEMP_FILE"])
 
 
 @functools.cache
 def _compiled(version, *features):
-    """The path of a library that nobody loads: tests have copies, whose calls are their own."""
+    """Returns the path of a compiled library, of which each test loads a copy with its own log."""
     path = f"{tempfile.mkdtemp(dir=FOLDER)}/libnccl.so.2"
     subprocess.run(
         [
@@ -37,9 +37,9 @@ class Library:
     """fake_nccl.cpp as some version of NCCL.
 
     Args:
-        folder: where it is put.
-        version: as ncclGetVersion tells it.
-        features: parts of the API that not every version has, as fake_nccl.cpp names them.
+        folder: where the library is put.
+        version: the number that ncclGetVersion returns.
+        features: parts of the API that not every version has, by their macros in fake_nccl.cpp.
     """
 
     def __init__(self, folder, version, *features):
@@ -49,7 +49,7 @@ class Library:
 
     @property
     def functions(self):
-        """Its fakeRank, fakeHang and fakeRefuse."""
+        """The loaded library, for its fakeRank, fakeHang and fakeRefuse."""
         return ctypes.CDLL(self.path)
 
     def _all(self):
@@ -57,19 +57,19 @@ class Library:
         return list(map(json.loads, lines))
 
     def calls(self, name):
-        """All calls of this name."""
+        """Returns all calls of this name."""
         return [call for call in self._all() if call["call"] == name]
 
     def latest(self):
-        """The calls since the last time, each as ``name:value:value``."""
+        """Returns the calls since the last call of `latest`, each as ``name:value:value``."""
         calls = self._all()[self._seen :]
         self._seen += len(calls)
         return [":".join(map(str, (call["call"], *call.get("values", ())))) for call in calls]
 
     def configs(self, name):
-        """What calls of this name had in their configuration.
+        """Returns the configurations that the calls of this name got.
 
-        Without what is not set, and without blocking, which is 1 in all of them.
+        Leaves out fields that are not set, and blocking, which has to be 1 in all of them.
         """
         found = [call["config"] for call in self.calls(name)]
         assert all(config.pop("blocking") == 1 for config in found)

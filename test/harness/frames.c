@@ -1,4 +1,4 @@
-// Writes the calling thread's stack, a line for each frame and an empty one, when the process gets a signal.
+// Writes the stack of a thread that gets a signal: a line for each frame, and then an empty line.
 #include <errno.h>
 #include <execinfo.h>
 #include <signal.h>
@@ -19,7 +19,7 @@ static void print(int number) {
 int print_frames_on(int number, int descriptor) {
   place = descriptor;
   void* once[1];
-  backtrace(once, 1); // loads libgcc, which a handler may not
+  backtrace(once, 1); // loads libgcc, which a signal handler must not do
   struct sigaction action = {0};
   action.sa_handler = print;
   action.sa_flags = SA_RESTART;

@@ -1,6 +1,6 @@
-"""The steps of tools/gpu_check, one after another, and a report of them all in one file.
+"""Runs the steps of tools/gpu_check one after another, and writes one report of them all.
 
-A step that fails, or takes too long, does not keep the next one from running.
+After a step that fails or takes too long, the next step runs all the same.
 """
 
 import argparse
@@ -16,11 +16,11 @@ import sys
 
 from harness import ROOT, TESTS
 
-# Seconds for each step, on GPUs. The files of the first row take ten minutes together.
+# Seconds that each step may take on GPUs. The files of QUICK take ten minutes together.
 QUICK = {"groups": 130, "graphs": 130, "streams": 70, "memory": 60, "profiler": 40, "models": 100}
 REST = {"work": 70, "torchcomm": 160, "collectives": 320, "dtypes": 320}
 SPEED, SUITE, MEMCHECK = 120, 2400, 180
-GRACE = 20  # for the table of a step that is ended
+GRACE = 20  # seconds that a step over its limit has for printing its table
 
 
 class Report:
@@ -35,7 +35,7 @@ class Report:
 
 
 def driver():
-    """The version of the GPUs' driver."""
+    """Returns the version of the GPUs' driver."""
     if shutil.which("nvidia-smi") is None:
         return "unknown: there is no nvidia-smi"
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -44,7 +44,7 @@ def driver():
 
 
 def built_by(library):
-    """The compilers that a shared library names, and the C++ library that it uses."""
+    """Returns the compilers that a shared library names, and the C++ library that it uses."""
     command = ["readelf", "-d", "-p", ".comment", library]
     output = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
     compilers = re.findall(r"^ +\[ *[0-9a-f]+\] +(\S.*)", output, re.MULTILINE)
@@ -53,7 +53,7 @@ def built_by(library):
 
 
 def facts(device):
-    """What ran where, as lines."""
+    """Yields the report's first lines: card, driver, versions, date, compilers and machine."""
     import torch
 
     import torchcomms_pg
@@ -78,7 +78,7 @@ def facts(device):
 
 
 def run(report, name, command, limit):
-    """Runs a step. Returns whether it is well."""
+    """Runs a step and reports its output. Returns whether the step succeeded within its limit."""
     begun = datetime.datetime.now()
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -96,7 +96,7 @@ def run(report, name, command, limit):
             os.killpg(process.pid, signal.SIGKILL)
             output = process.communicate()[0]
     took = (datetime.datetime.now() - begun).total_seconds()
-    # pytest ends with 5 where its arguments choose no test of the file.
+    # pytest exits with 5 if its arguments choose no test of the file.
     chosen = process.returncode != 5
     well = process.returncode in (0, 5) and not late
     state = "ok" if well else f"not ended after {limit:.0f} s" if late else "FAILED"
@@ -118,7 +118,7 @@ def main():
         report.line(line)
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "harness.gpu_table", "--device"]
     steps = {}
-    slower = 4 if options.device == "emulated" else 1  # it shares the cores with what is emulated
+    slower = 4 if options.device == "emulated" else 1  # emulated GPUs run on the tests' cores
     for file, limit in (QUICK if options.quick else QUICK | REST).items():
         path = TESTS / "gpu" / f"test_gpu_{file}.py"
         steps[file] = [*pytest, options.device, str(path), *chosen], limit * slower

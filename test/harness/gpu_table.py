@@ -1,4 +1,4 @@
-"""A pytest plugin for tools/gpu_check: one table at the end, a row for each test function."""
+"""A pytest plugin for tools/gpu_check: prints a table, with a row for each test function."""
 
 import collections
 import dataclasses
@@ -7,7 +7,7 @@ import pathlib
 
 @dataclasses.dataclass
 class Row:
-    """What became of a test function's cases, and the first word about one that is not ok."""
+    """The results of a test function's cases; `detail` is why the first failed or was skipped."""
 
     seconds: float = 0.0
     cases: collections.Counter = dataclasses.field(default_factory=collections.Counter)
@@ -20,7 +20,7 @@ class Row:
             crash = getattr(report.longrepr, "reprcrash", None)
             text = crash.message if crash else str(report.longrepr)
             case = report.nodeid.partition("[")[2].rstrip("]")
-            if self.cases["FAILED"] == 1:  # its words go before those of what was skipped
+            if self.cases["FAILED"] == 1:  # a failure's message replaces a skip's reason
                 self.detail = " ".join(f"{case}: {text}".split())
         elif report.skipped:
             self.cases["skipped"] += 1

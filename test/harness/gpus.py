@@ -1,9 +1,8 @@
 """Tests on GPUs over torch's own nccl and over torchcomms: on emulated GPUs, or on this machine's.
 
-`on_gpus` makes a function a test whose body runs on every rank over each of them, so that what
-holds for one is compared with the others. Rank r has the device cuda:(r % number of GPUs). The GPUs
-are those of the emulated CUDA; with `pytest --device cuda`, as tools/gpu_check calls it, those of
-this machine.
+`on_gpus` makes a function a test whose body runs on every rank over each backend, so that all
+backends have to satisfy one body. Rank r has the device cuda:(r % number of GPUs). The emulated
+CUDA has the GPUs; with `pytest --device cuda`, as tools/gpu_check calls it, this machine has them.
 """
 
 import functools
@@ -21,8 +20,8 @@ from harness import catalogue, ranks
 
 EMULATED = os.environ.get("TEST_DEVICE", "emulated") == "emulated"  # set by --device
 
-# NCCL refuses two ranks of one host on one GPU. Ranks that share one say that they are on hosts of
-# their own, joined by sockets. One CTA each: the kernels of all have to find room on the GPU.
+# NCCL refuses two ranks of one host on one GPU. So ranks that share a GPU claim to be on different
+# hosts, joined by sockets. Each has one CTA, since the kernels of all ranks must fit on the GPU.
 SHARED_GPU = {
     "NCCL_NET": "Socket",
     "NCCL_SOCKET_IFNAME": "lo",
@@ -32,12 +31,12 @@ SHARED_GPU = {
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_MNNVL_ENABLE": "0",
 }
-# NCCL 2.30 and later takes them on one host, where they map each other's memory.
+# NCCL 2.30 and later accepts such ranks on one host; they map each other's memory.
 ONE_HOST = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "1", "NCCL_NVLS_ENABLE": "0"}
-# What it says where that does not help: up to 2.29, and from 2.30 on.
+# NCCL's messages if it refuses ranks on one GPU nevertheless: up to 2.29, and from 2.30 on.
 REFUSALS = ("Duplicate GPU detected", "Multiple Ranks are using the same GPU")
 
-# Of which there are the rules and functions on the emulated GPUs.
+# The versions of NCCL whose rules and functions the emulated CUDA has.
 NCCL_VERSIONS = ("2.18", "2.24", "2.27", "2.30", "2.32") if EMULATED else ("of this machine",)
 by_version = pytest.mark.parametrize("version", NCCL_VERSIONS)
 
@@ -45,24 +44,24 @@ emulated_only = pytest.mark.skipif(not EMULATED, reason="looks into the emulated
 
 
 def missing():
-    """Why there are no GPUs to test on; empty if there are."""
+    """Returns why the tests have no GPUs; empty if they have GPUs."""
     if EMULATED:
         return emulated.available()
     return "" if torch.cuda.is_available() else f"torch {torch.__version__} sees no GPU"
 
 
 def environment():
-    """The variables to start a process with that is to have the GPUs."""
+    """Returns the variables that a process with GPUs is started with."""
     return emulated.environment() if EMULATED else {"NCCL_DEBUG": "WARN"}
 
 
 def nccl_environment(version):
-    """The variables for one of NCCL_VERSIONS."""
+    """Returns the variables for one of NCCL_VERSIONS."""
     return emulated.nccl_environment(version) if EMULATED else {}
 
 
 def take_device(world):
-    """Called in a rank, before its first tensor."""
+    """Called in a rank before its first tensor: chooses its device, and delays emulated streams."""
     rank, devices = int(os.environ["RANK"]), torch.cuda.device_count()
     torch.cuda.set_device(rank % devices)
     if EMULATED:
@@ -72,9 +71,9 @@ def take_device(world):
 
 
 def shared_gpu(rank):
-    """The variables for a rank that shares its GPU with others.
+    """Returns the variables for a rank that shares its GPU with other ranks.
 
-    TEST_SHARED_GPU=sockets keeps them apart also where NCCL would take them on one host.
+    With TEST_SHARED_GPU=sockets the ranks are on different hosts, even for an NCCL from 2.30 on.
     """
     sockets = os.environ.get("TEST_SHARED_GPU") == "sockets"
     if not sockets and torchcomms_pg.nccl.load().version >= 23000:
@@ -83,14 +82,14 @@ def shared_gpu(rank):
 
 
 def start(backend, port, prefix, world, timeout=ranks.GROUP_TIMEOUT, **kwargs):
-    """Called in a rank: its device, and the default group of a backend."""
+    """Called in a rank: chooses its device, and makes the default group of a backend."""
     take_device(world)
     rank = int(os.environ["RANK"])
     ranks.init_default_group(port, prefix, rank, world, timeout, backend=backend, **kwargs)
 
 
 def refused(port, prefix, world):
-    """Called in a rank: what NCCL says of ranks that share a GPU; empty if it takes them."""
+    """Called in a rank: returns NCCL's refusal of ranks that share a GPU, else an empty text."""
     torchcomms(port, prefix, world)
     try:
         dist.all_reduce(torch.ones(1, device="cuda"))
@@ -104,13 +103,13 @@ def refused(port, prefix, world):
 
 @functools.cache
 def refusal():
-    """Asks NCCL once, in ranks that no test has: the question connects the group."""
+    """Returns the result of `refused`, asked once: on separate ranks, since it connects a group."""
     with ranks.Ranks(2, init=False, started_with=environment) as processes:
         return max(processes.run(refused, *processes.store_args(), 2), key=len)
 
 
 def skip_if_refused(world):
-    """Skips a test of `world` ranks if they would share a GPU, and NCCL does not let them."""
+    """Skips a test of `world` ranks if they would share a GPU, and NCCL refuses that."""
     if not EMULATED and world > torch.cuda.device_count() and refusal():
         pytest.skip(f"NCCL refuses ranks on one GPU: {refusal()}")
 
@@ -124,7 +123,7 @@ def torchcomms(*args, **kwargs):
 
 
 def no_group(port, prefix, world, timeout):
-    """A rank with a device and without a group."""
+    """Called in a rank: chooses its device, and makes no group."""
     take_device(world)
 
 
@@ -132,7 +131,7 @@ def nccl_legacy(*args, **kwargs):
     start(LEGACY, *args, **kwargs)
 
 
-# Torch's nccl of up to 2.14, whose name that is there.
+# The name of the backend that torch up to 2.14 calls nccl.
 LEGACY = "nccl-legacy" if hasattr(dist.distributed_c10d, "ProcessGroupNCCL2") else "nccl"
 GROUPS = {"nccl": nccl, "nccl-legacy": nccl_legacy, "torchcomms": torchcomms}
 if LEGACY == "nccl":
@@ -140,9 +139,9 @@ if LEGACY == "nccl":
 
 
 def settle():
-    """Called in a rank: what no `streams.hold` holds up has run.
+    """Called in a rank: waits until all work has run that no `streams.hold` holds up.
 
-    A GPU tells nobody what its streams wait for: on one, what is not ordered has a moment.
+    A GPU does not tell what its streams wait for, so on a GPU this is a wait of 0.1 s.
     """
     if EMULATED:
         assert ranks.wait_for(emulated.settled, 20)
@@ -151,19 +150,19 @@ def settle():
 
 
 def over_nccl():
-    """Called in a rank: whether the default group is one of torch's own."""
+    """Called in a rank: returns whether the default group's backend is one of torch's nccl."""
     return dist.get_backend().startswith("nccl")
 
 
 def assert_no_misuse():
-    """Called in a rank: nothing was done that NCCL forbids or does not survive."""
+    """Called in a rank: asserts, on emulated GPUs, that nothing was done that NCCL forbids."""
     if EMULATED:
         told = emulated.misuses()
         assert not told, told
 
 
 def _on_ranks(*worlds, **options):
-    """As ranks.on_ranks, with GPUs; nothing may be misused."""
+    """Does what ranks.on_ranks does, on ranks with GPUs, and then calls assert_no_misuse."""
 
     def decorate(body):
         @functools.wraps(body)
@@ -180,7 +179,7 @@ on_gpu = functools.partial(_on_ranks, 1, init=no_group)
 
 
 def on_gpus(*worlds, groups=tuple(GROUPS), **kwargs):
-    """On ranks with a group, once over each of `groups`."""
+    """Makes a function a test on ranks with a default group, once over each of `groups`."""
     return _on_ranks(*worlds or (2,), init={name: GROUPS[name] for name in groups}, **kwargs)
 
 
@@ -188,9 +187,9 @@ on_ours = functools.partial(on_gpus, groups=("torchcomms",))
 
 
 def apart(world, body, *args, env=None, **kwargs):
-    """Runs a body that makes its own groups, in ranks of its own; gives what each returns.
+    """Runs a body that makes its own groups, on separate ranks; returns the value of each rank.
 
-    The body is called with port, prefix, world, and what else is given.
+    The body is called with port, prefix, world, and the other arguments.
     """
     skip_if_refused(world)
     with ranks.Ranks(world, init=False, env=env, started_with=environment) as processes:
@@ -200,7 +199,7 @@ def apart(world, body, *args, env=None, **kwargs):
 
 
 def on_own_ranks(*worlds, env=None):
-    """Make a function a test whose body is run by `apart`, once per world size."""
+    """Makes a function a test whose body `apart` runs, once per world size."""
 
     def decorate(body):
         def test(world, **kwargs):
@@ -213,7 +212,7 @@ def on_own_ranks(*worlds, env=None):
 
 
 def by_root_over_nccl(name):
-    """Whether torch's nccl runs a collective as messages from or to the root."""
+    """Returns whether the group is torch's nccl, which runs this collective as messages."""
     return over_nccl() and name in ("gather", "scatter")
 
 

@@ -1,8 +1,8 @@
 """Programs that end over Gloo and torchcomms on a CPU, and break a rule of NCCL.
 
-Distilled from hangs of others: TorchRec 4149, Megatron-LM 1810, 5100 and 5240. Each is called on
-all ranks with the device of its tensors, and uses the default group. Its lines that a report has to
-name end with a mark; a report names no other line of it.
+They are distilled from hangs of other projects: TorchRec 4149, Megatron-LM 1810, 5100 and 5240.
+Each program is called on all ranks, with the device of its tensors, once the default group exists.
+A report has to name the program's lines that end with MARK, and no others.
 """
 
 import inspect
@@ -18,7 +18,7 @@ LARGE = 4 << 20  # elements; more than a library buffers
 
 @dataclass(frozen=True)
 class Program:
-    """``kind`` of the hazard; ``hangs``: over NCCL, else it gives other data."""
+    """``kind`` is the hazard's; if not ``hangs``, the program gives other data over NCCL."""
 
     body: object
     world: int
@@ -68,7 +68,7 @@ def opposite_orders_of_two_groups(device):
 
 @program(3, "order")
 def a_circle_of_three_groups(device):
-    """No two ranks disagree about two groups."""
+    """Each pair of ranks shares one group, so no two ranks call two groups in opposite orders."""
     rank = dist.get_rank()
     pairs = [dist.new_group([0, 1]), dist.new_group([1, 2]), dist.new_group([0, 2])]
     mine, before = pairs[rank], pairs[rank - 1]
@@ -131,7 +131,7 @@ def crosswise_sends(device):
 
 @program(2, "messages")
 def receives_before_sends(device):
-    """As MPI's programs do, which post receives early."""
+    """Each rank posts its receive before its send, as programs for MPI do."""
     other = 1 - dist.get_rank()
     received = dist.irecv(tensor(device), other)  # named
     sent = dist.isend(tensor(device), other)  # named
@@ -174,7 +174,7 @@ def messages_in_the_order_of_their_tags(device):
 
 @program(2, "threads")
 def two_threads_in_changing_order(device):
-    """A thread for each group; here which is first is settled apart on each rank."""
+    """Each group has its thread; the two ranks start the threads in opposite orders."""
     metrics = dist.new_group()
     begun = threading.Event()
 
@@ -199,9 +199,9 @@ def two_threads_in_changing_order(device):
 
 @program(2, "batch")
 def a_batch_on_one_rank_alone(device):
-    """The shapes are sent alone, and received in a batch."""
+    """Rank 0 sends the shape alone, and rank 1 receives it in a batch."""
     shape = tensor(device)
-    dist.barrier()  # the group has its communicator
+    dist.barrier()  # makes the group's communicator
     if dist.get_rank() == 0:
         works = [dist.isend(shape, 1)]  # named
     else:

@@ -1,4 +1,4 @@
-"""What this process holds that the library may have left behind."""
+"""Lists what this process holds and the library may have left behind."""
 
 import contextlib
 import os
@@ -7,10 +7,10 @@ from harness.ranks import thread_names
 
 
 def descriptors():
-    """What is open, by number."""
+    """Returns {number of an open descriptor: what it refers to}."""
     links = {}
     for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the folder's own, or it has just been closed
+        with contextlib.suppress(OSError):  # the listing's descriptor, or one just closed
             links[number] = os.readlink(f"/proc/self/fd/{number}")
     return links
 
@@ -20,6 +20,6 @@ def library_threads():
 
 
 def mappings(of="memfd:torchcomms_pg"):
-    """The lines of mapped files with this in their name; those of the library."""
+    """Returns the lines of /proc/self/maps with this text; by default the library's memory."""
     with open("/proc/self/maps") as file:
         return [line.strip() for line in file if of in line]

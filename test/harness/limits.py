@@ -1,21 +1,21 @@
-"""Limits that grow with the machine.
+"""Time limits that grow on a slow or busy machine.
 
-What a test waits for at most is right for a machine of which it has a core. One that is slower, or
-busy, takes longer for everything: as much longer as for the import of torch, by which the processes
-that fork the ranks measure it when the run begins.
+A test's limits are right if the test has a core to itself. A slow or busy machine takes longer for
+everything, by one factor. The processes that fork the ranks measure the factor when the run begins,
+by the time that the import of torch has taken them.
 """
 
 import os
 import time
 
-IMPORT = 8.0  # seconds, on a slow core of its own
-MOST = 10.0  # beyond that a test says little
+IMPORT = 8.0  # seconds that the import takes on a slow core with no other work
+MOST = 10.0  # the greatest factor: beyond it a test says little
 
 _pace = 1.0
 
 
 def measure():
-    """Called in a process that has imported torch since it began, and has done nothing else."""
+    """Measures and returns the factor, in a process that has done nothing but import torch."""
     with open("/proc/self/stat") as file:
         begun = int(file.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
     set_pace((time.clock_gettime(time.CLOCK_BOOTTIME) - begun) / IMPORT)
@@ -23,11 +23,11 @@ def measure():
 
 
 def set_pace(pace):
-    """How many times as long as on an idle machine all takes; less than before changes nothing."""
+    """Sets the factor, up to MOST; a smaller factor than the present one changes nothing."""
     global _pace
     _pace = min(max(pace, _pace), MOST)
 
 
 def grown(seconds):
-    """A limit that is right on an idle machine, as this one needs it."""
+    """Returns the limit for this machine, from the limit for an idle machine."""
     return seconds * _pace

@@ -13,7 +13,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def missing():
-    """Why there can be no network here; empty: there can."""
+    """Returns why this machine can have no such network; empty if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if lacking := [name for name in ("ip", "tc") if shutil.which(name) is None]:
@@ -26,12 +26,12 @@ def missing():
 
 
 class Network:
-    """`hosts` namespaces, each with an address, that end with the context.
+    """`hosts` namespaces, each with an address; the end of the context removes them.
 
-    A switch in a namespace of its own joins them. `gigabits`: the speed of each link, in both
-    directions; None: as fast as this machine copies. `queue`: what waits for a link at most, such
-    as "10kb", and is dropped above. `switch`: a command that forwards between the devices whose
-    names it is called with, and prints a line once it does; empty: the kernel does.
+    A switch in its own namespace joins them. `gigabits` is the speed of each link, in both
+    directions; None if as fast as this machine copies. `queue`, such as "10kb", is the most that
+    waits for a link; what exceeds it is dropped. `switch` is a command whose arguments are devices:
+    it forwards packets between them, and prints a line once it does. If empty, the kernel forwards.
     """
 
     _made = 0
@@ -57,7 +57,7 @@ class Network:
     def __exit__(self, *_):
         self._stack.close()
 
-    def __getstate__(self):  # what a rank needs that enters
+    def __getstate__(self):  # what a rank needs for `enter`
         return {name: value for name, value in vars(self).items() if name != "_stack"}
 
     def _make(self, stack):
@@ -84,7 +84,7 @@ class Network:
             self._run("ip", "-n", name, "link", "set", DEVICE, "up")
             for where, device in ((name, DEVICE), (switch, port)):
                 self._run("ip", "-n", where, "link", "set", device, "mtu", self.mtu)
-                # More than one segment at a time is more than the queue has, or a packet is long.
+                # A bundle of segments would exceed the queue, or be too long for the switch.
                 if "limit" in self.queue or self.switch:
                     self._run("ip", "-n", where, "link", "set", device, "gso_max_segs", "1")
                 if self.gigabits is not None:
@@ -109,7 +109,7 @@ class Network:
         return f"10.77.0.{host + 1}"
 
     def enter(self, host):
-        """Moves the calling thread, and what it starts, to a host, with its name."""
+        """Moves the calling thread, and processes that it starts, to a host; sets its hostname."""
         with open(f"/run/netns/{self.name(host)}") as file:
             if _libc.setns(file.fileno(), CLONE_NEWNET) != 0:
                 raise OSError(ctypes.get_errno(), "setns")
@@ -120,7 +120,7 @@ class Network:
         os.environ["GLOO_SOCKET_IFNAME"] = DEVICE
 
     def offer(self, host, address):
-        """Gives a host an address that others do not reach; returns its interface's name."""
+        """Gives a host an address that other hosts cannot reach; returns the interface's name."""
         self._run(
             *("ip", "-n", self.name(host), "addr", "add", f"{address}/32"),
             *("dev", "lo", "label", "lo:apart"),
@@ -128,35 +128,35 @@ class Network:
         return "lo:apart"
 
     def route(self, host):
-        """Has what goes from a host to unknown addresses go out of its device."""
+        """Routes a host's packets to unknown addresses through its device."""
         self._run("ip", "-n", self.name(host), "route", "add", "default", "dev", DEVICE)
 
     def sent(self, host):
-        """Bytes that a host has sent."""
+        """Returns the number of bytes that a host has sent."""
         path = f"/sys/class/net/{DEVICE}/statistics/tx_bytes"
         return int(self._run("ip", "netns", "exec", self.name(host), "cat", path))
 
     def sent_again(self, host):
-        """Bytes that a host's TCP has sent again, at most: it counts segments."""
+        """Returns the segments that a host's TCP has resent, as bytes if each has full size."""
         text = self._run("ip", "netns", "exec", self.name(host), "cat", "/proc/net/snmp")
         names, values = (line.split() for line in text.splitlines() if line.startswith("Tcp:"))
         return int(values[names.index("RetransSegs")]) * int(self.mtu)
 
     def dropped(self, host):
-        """Packets that a host's link has dropped."""
+        """Returns the number of packets that a host's link has dropped."""
         text = self._run("tc", "-n", self.name(host), "-s", "qdisc", "show", "dev", DEVICE)
         return int(re.search(r"dropped (\d+)", text)[1])
 
     def cut(self, host):
-        """From now on nothing goes to or from a host, and nobody is told."""
+        """Cuts a host off: its link loses everything from now on, and no host is told."""
         self._run("ip", "-n", f"{self.prefix}-switch", "link", "set", f"port{host}", "nomaster")
 
     def block(self, port):
-        """From now on hosts drop each other's TCP packets but those of a port, and tell nobody."""
+        """Makes hosts drop each other's TCP packets except a port's, without telling the sender."""
         for host in range(self.hosts):
             rule = ("ip", "-n", self.name(host), "rule")
             incoming = ("iif", DEVICE, "ipproto", "tcp")
-            # The first rule of a namespace delivers whatever is for its addresses.
+            # A namespace's first rule would deliver every packet for its own addresses.
             self._run(*rule, "add", "lookup", "local", "priority", "3")
             self._run(*rule, "delete", "priority", "0")
             for end in ("dport", "sport"):
@@ -165,7 +165,7 @@ class Network:
             self._run(*rule, "add", *incoming, "blackhole", "priority", "2")
 
     def listeners(self, host):
-        """How many sockets of a host wait for connections."""
+        """Returns how many sockets of a host wait for connections."""
         text = self._run("ip", "netns", "exec", self.name(host), "cat", "/proc/net/tcp")
         return sum(line.split()[3] == "0A" for line in text.splitlines()[1:])
 

@@ -1,10 +1,9 @@
-"""One body over Gloo and over the backend under test, in the same processes, and compared.
+"""Runs one body over Gloo and over the backend under test, in the same processes, and compares.
 
 `@like_gloo(2)` makes a test of a function that uses the default group and returns what it
-computed: nested lists, tuples and dicts of tensors and plain values. Every rank of one pool, which
-all tests of a session share, runs the function twice, over a default group of each backend, with
-the same seeds, and compares the two results bit by bit; with `rounding=True` up to the rounding
-that another order of the additions has.
+computed: nested lists, tuples and dicts of tensors and plain values. Every rank of the session's
+pool runs the function over a default group of each backend, with the same seeds. The rank compares
+the two results bit by bit, or with `rounding=True` up to the rounding of any order of additions.
 """
 
 import inspect
@@ -25,15 +24,15 @@ REFERENCE = "gloo"
 
 
 def like_gloo(*worlds, rounding=False, timeout=CALL_TIMEOUT, ours=None):
-    """Make a function a test of the backend against Gloo, once per world size.
+    """Makes a function a test of the backend against Gloo, once per world size.
 
     Args:
-        rounding: results may differ by rounding.
+        rounding: whether results may differ by rounding.
         timeout: of both runs together, in seconds.
-        ours: further arguments of init_process_group, not for Gloo.
+        ours: further arguments of init_process_group for the backend under test.
     """
 
-    # `over_one` of the test is the body, for `run_over`.
+    # The test's attribute `over_one` is the body, an argument for `run_over`.
     def decorate(body):
         def on_rank(stores, world, **kwargs):
             want = run_over(REFERENCE, stores[0], world, body, kwargs, {})
@@ -54,7 +53,7 @@ def like_gloo(*worlds, rounding=False, timeout=CALL_TIMEOUT, ours=None):
 
 
 def run_over(backend, store, world, body, kwargs, init):
-    """Called in a rank: the result of the body over a default group of this backend."""
+    """Called in a rank: returns the result of the body over a default group of this backend."""
     import torch
     import torch.distributed as dist
 
@@ -64,13 +63,13 @@ def run_over(backend, store, world, body, kwargs, init):
     if "world" in inspect.signature(body).parameters:
         kwargs = dict(kwargs, world=world)
     result = kept(body(**kwargs))
-    dist.barrier()  # nobody takes the store away from a slower rank
+    dist.barrier()  # no rank ends the group while a slower rank needs the store
     dist.destroy_process_group()
     return result
 
 
 def kept(result):
-    """The result without ties to the group that made it."""
+    """Returns a copy of the result without references to the group that made it."""
     import torch
 
     if isinstance(result, torch.Tensor):
@@ -84,7 +83,7 @@ def kept(result):
 
 
 def assert_equal(got, want, rounding=False, where="result"):
-    """Of two results that `kept` returned."""
+    """Asserts that two results of `kept` are equal, or close if `rounding`."""
     import torch
 
     from harness.values import assert_same
@@ -107,10 +106,9 @@ def assert_equal(got, want, rounding=False, where="result"):
 
 
 def raised(call, *args, **kwargs):
-    """The names of the built-in errors that the call's exception is one of; [] where it succeeds.
+    """Returns the names of the built-in classes that match the call's exception, [] without one.
 
-    So that two backends can be compared in the kind of their errors: what torch's own bindings
-    raise are subclasses of these.
+    These names can be compared between backends, since torch's own errors are subclasses.
     """
     kinds = (TypeError, ValueError, NotImplementedError, RuntimeError, AssertionError)
     try:
@@ -121,8 +119,8 @@ def raised(call, *args, **kwargs):
 
 
 def refused(call, *args, **kwargs):
-    """Whether the call raises one of the errors that a caller's mistake has.
+    """Returns whether the call raises TypeError, ValueError or RuntimeError.
 
-    For what the backends themselves check: where Gloo raises RuntimeError NCCL raises ValueError.
+    For mistakes of the caller that backends check: NCCL may raise ValueError, Gloo RuntimeError.
     """
     return bool({"TypeError", "ValueError", "RuntimeError"} & set(raised(call, *args, **kwargs)))

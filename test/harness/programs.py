@@ -1,4 +1,4 @@
-"""Programs that a test starts, which end with all that they have started."""
+"""Runs programs for tests, and can end a program with all the processes that it has started."""
 
 import contextlib
 import os
@@ -9,13 +9,13 @@ import textwrap
 
 from harness import ROOT, limits
 
-# Seconds for a program that a test starts: less than a test's own limit, which would not show what
+# Seconds that a test's program may take: less than the test, whose own limit would not show what
 # the program has printed.
 PROGRAM_LIMIT = 100
 
 
 def run_python(*arguments, env=os.environ, **variables):
-    """Runs an interpreter with these arguments, in the root, with `variables` added to `env`.
+    """Runs an interpreter with these arguments, in ROOT, with `variables` added to `env`.
 
     A program after "-c" may be indented.
     """
@@ -30,7 +30,7 @@ def run_python(*arguments, env=os.environ, **variables):
 
 
 def run_program(command, timeout=PROGRAM_LIMIT, **options):
-    """Does what subprocess.run does; if the program takes too long, it goes as in `end_tree`."""
+    """Does what subprocess.run does; calls `end_tree` if the program takes too long."""
     with subprocess.Popen(command, text=True, **options) as program:
         try:
             output, errors = program.communicate(timeout=limits.grown(timeout))
@@ -41,7 +41,7 @@ def run_program(command, timeout=PROGRAM_LIMIT, **options):
 
 
 def children():
-    """The processes of this machine by the pid of their parent, with their state."""
+    """Returns {pid of a parent: [(pid, state) of each child]} for all processes of this machine."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -52,9 +52,9 @@ def children():
 
 
 def end_tree(pid):
-    """Kills a process and all below it, such as torchrun's workers, which have a session each.
+    """Kills a process and its descendants, such as torchrun's workers, each in its own session.
 
-    They are stopped first, so that none starts another meanwhile, or goes to another parent.
+    Stops them first, so that none starts another process or gets another parent meanwhile.
     """
     tree, stopped = [pid], set()
     while fresh := [each for each in tree if each not in stopped]:

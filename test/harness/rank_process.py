@@ -1,4 +1,4 @@
-"""What runs in the process that forks the ranks, and in a rank: see ranks.py."""
+"""The code of the process that forks the ranks, and of a rank: see ranks.py."""
 
 import contextlib
 import ctypes
@@ -20,7 +20,7 @@ BACKEND = os.environ.get("TEST_BACKEND", "torchcomms")
 
 
 def die_with_parent():
-    """The kernel kills this process when its parent ends, however that ends."""
+    """Has the kernel kill this process when its parent ends, for whatever reason."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
@@ -39,14 +39,14 @@ def zygote(fd):
         import torchcomms_pg  # noqa: F401
     torch.set_num_threads(1)
     control = socket.socket(fileno=fd)
-    # Ranks neither collect nor copy what the imports have made: 0.2 s of CPU time in each rank.
+    # Ranks then neither collect nor copy the imports' objects, which saves 0.2 s of CPU time each.
     gc.collect()
     gc.freeze()
     pace = limits.measure()
     while True:
         message, fds, _, _ = socket.recv_fds(control, 1 << 16, 2)
         if not message:
-            os._exit(0)  # clearing up after all that was imported takes seconds
+            os._exit(0)  # a regular exit cleans up after all imports, which takes seconds
         request = pickle.loads(message)
         if request[0] == "ready":
             answer = pace
@@ -62,7 +62,7 @@ def zygote(fd):
             for inherited in fds:
                 os.close(inherited)
             answer = pid
-        else:  # ("reap", pid): the exit status, None while it lives; once, as pids are used again
+        else:  # ("reap", pid): the exit code, None while the rank lives; the code frees the pid
             pid, status = os.waitpid(request[1], os.WNOHANG)
             answer = os.waitstatus_to_exitcode(status) if pid else None
         control.send(pickle.dumps(answer))
@@ -72,21 +72,25 @@ _connection = None  # this rank's connection to the test
 
 
 def report(value):
-    """Called in a rank: tell the test something while the function is still running."""
+    """Called in a rank: sends a value to the test while the function is still running."""
     _connection.send_bytes(pickle.dumps(("report", value)))
 
 
 def receive():
-    """Called in a rank: wait for what the test sends with `Ranks.tell`."""
+    """Called in a rank: waits for the value that the test sends with `Ranks.tell`; returns it."""
     return pickle.loads(_connection.recv_bytes())
 
 
 def keep_the_gil(pipe):
-    """Called in a rank: once somebody can read a byte from the pipe, until he has read all."""
-    libc, more = ctypes.PyDLL(None), 1 << 20  # than a pipe holds; CDLL would let go of the GIL
+    """Called in a rank: keeps the GIL until a reader has read the whole content of the pipe.
+
+    A reader that can read a byte knows that the GIL is held.
+    """
+    # More than a pipe holds. CDLL would release the GIL.
+    libc, more = ctypes.PyDLL(None), 1 << 20
     libc.fopen.restype = ctypes.c_void_p
     file = ctypes.c_void_p(libc.fopen(os.fsencode(pipe), b"w"))
-    libc.fwrite(bytes(more), 1, more, file)  # goes on where write() is cut short by a stop
+    libc.fwrite(bytes(more), 1, more, file)  # continues after a stop, which cuts write() short
     libc.fclose(file)
 
 
@@ -124,9 +128,9 @@ def _rank_main(connection_fd, output_fd, rank, env, delete):
 
 
 def serve(connection):
-    """Runs the functions that the test names, until the test says the end: a rank's whole work.
+    """Runs the functions that the test names: the whole work of a rank.
 
-    Returns True once the test has said so, False if it is gone.
+    Returns True when the test tells the rank to end, False if the test is gone.
     """
     global _connection
     _connection = connection

@@ -1,8 +1,8 @@
 """Rank processes for the tests: start them, run a function on each, find out who failed.
 
 One helper process (the zygote) imports torch and the package once and forks the ranks, so that
-starting four ranks takes milliseconds instead of ten seconds of imports. It has no threads and
-makes no group, so a rank that comes out of it is like any new process. Ranks that only run healthy
+starting four ranks takes milliseconds instead of ten seconds of imports. The zygote has no threads
+and makes no group, so a forked rank is like any new process. Ranks that only run healthy
 collectives are kept and shared by all tests of a session (`pool`); tests that kill or break ranks
 make their own (`Ranks`).
 
@@ -33,16 +33,16 @@ from multiprocessing.connection import wait as wait_connections
 from harness import ROOT, TESTS, limits
 from harness.rank_process import BACKEND
 
-# torch's store asks for the name of every host that connects, and serves nobody meanwhile; a name
-# server that loses the question holds it up for five seconds. No test needs a name server.
+# torch's store looks up the name of every host that connects, and serves no rank meanwhile. A name
+# server that loses the query holds up the store for five seconds, and no test needs a name server.
 os.environ.setdefault("RES_OPTIONS", "attempts:0")
-# Inductor compiles a program for each extension of the processor to see whether it may use it: with
-# an empty cache that takes longer than a test may.
+# Inductor compiles a program for each extension of the processor to see whether the extension can
+# be used. With an empty cache that takes longer than a test may.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
 WORLDS = (1, 2, 3, 4)
 GROUP_TIMEOUT = 30.0  # of the shared ranks' default group: longer than any healthy test
-CALL_TIMEOUT = 40.0  # of one function on all ranks: shorter than pytest's 60 s
+CALL_TIMEOUT = 40.0  # of one function on all ranks: shorter than pytest's 120 s
 
 
 class RankFailure(AssertionError):
@@ -51,7 +51,7 @@ class RankFailure(AssertionError):
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of one rank's call: exactly one of value, error, died or hung is meant."""
+    """What became of one rank's call: one of error, skip, died and hung, or else the value."""
 
     rank: int
     value: object = None
@@ -76,7 +76,7 @@ class _Zygote:
     def __init__(self, started_with):
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         env = dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
-        # A failure on an accelerator is raised here, so that tests can look at it.
+        # A failure on an accelerator raises, so that tests can see it, and does not end the rank.
         env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         env.update(started_with)
         env["PYTHONPATH"] = os.pathsep.join(
@@ -87,7 +87,7 @@ class _Zygote:
             pass_fds=[theirs.fileno()],
             env=env,
             stdin=subprocess.DEVNULL,
-            # Ctrl-C is for this process alone, which needs the zygote to end the ranks.
+            # Ctrl-C must reach this process alone, which needs the zygote to end the ranks.
             start_new_session=True,
         )
         theirs.close()
@@ -101,7 +101,7 @@ _zygotes = {}
 
 
 def _zygote_process(started_with=None):
-    """The one whose environment has these variables beside this process's."""
+    """Returns the zygote whose environment has these variables besides this process's."""
     variables = tuple(sorted(started_with().items())) if started_with else ()
     if variables not in _zygotes:
         _zygotes[variables] = _Zygote(variables)
@@ -109,7 +109,7 @@ def _zygote_process(started_with=None):
 
 
 def start(started_with=(None,)):
-    """Returns once ranks can be forked that were started with each of these."""
+    """Starts a zygote for each of `started_with`; returns once all of them can fork ranks."""
     for zygote in list(map(_zygote_process, started_with)):
         limits.set_pace(zygote.ask("ready"))
 
@@ -125,7 +125,7 @@ _names = itertools.count()
 
 
 def connect_store(port, prefix, timeout=GROUP_TIMEOUT):
-    """Called in a rank: a client of the test's store, with a name of its own."""
+    """Called in a rank: returns a client of the test's store that adds `prefix` to its keys."""
     import torch.distributed as dist
 
     timeout = datetime.timedelta(seconds=timeout)
@@ -134,14 +134,14 @@ def connect_store(port, prefix, timeout=GROUP_TIMEOUT):
 
 
 def meet(store, where, ranks):
-    """Called in a rank: returns when so many have come there."""
+    """Called in a rank: returns when so many ranks have called it with the same `where`."""
     if store.add(where, 1) == ranks:
         store.set(f"all {where}", "")
     store.wait([f"all {where}"])
 
 
 def init_default_group(port, prefix, rank, world, timeout, backend=BACKEND, **kwargs):
-    """Called in a rank."""
+    """Called in a rank: makes the default group over the test's store."""
     import torch.distributed as dist
 
     store = connect_store(port, prefix)
@@ -152,13 +152,13 @@ def init_default_group(port, prefix, rank, world, timeout, backend=BACKEND, **kw
 
 
 class Ranks:
-    """`world` processes, rank 0 to world-1; in a `with` statement they are gone at its end.
+    """`world` processes, rank 0 to world-1; a `with` statement ends them.
 
-    init=False leaves init_process_group to the function under test, which finds what it needs in
-    `store_args()`. A function is called on every rank in place of that, like `_init`.
+    With `init=False` the function under test makes the default group, with `store_args()`. A
+    function `init` is called on every rank in place of `_init`, with the same arguments.
 
-    started_with is a function that gives the variables of the environment which a process must be
-    started with, such as those of the dynamic loader. `env` is set once it runs.
+    `started_with` returns the environment variables that a process must have at its start, such as
+    the dynamic loader's. A rank sets the variables of `env` once it runs.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Ranks:
             self.run(_init if init is True else init, *self.store_args(), world, self.timeout)
 
     def make_processes(self, env, delete_env, started_with):
-        """Fills pids, connections and outputs."""
+        """Forks the ranks, and fills pids, connections and outputs."""
         self._zygote = _zygote_process(started_with)
         for rank in range(self.world):
             ours, theirs = socket.socketpair()
@@ -196,11 +196,11 @@ class Ranks:
 
     @staticmethod
     def store_args():
-        """(port, prefix) of a store that nobody else uses, for `connect_store`."""
+        """Returns (port, prefix) for `connect_store`, with a prefix that is new for each call."""
         return _store_server().port, f"test{next(_names)}"
 
     def start(self, function, *args, ranks=None, **kwargs):
-        """Run function(*args, **kwargs) on each of `ranks` (all); does not wait."""
+        """Starts function(*args, **kwargs) on each of `ranks` (default: all), without waiting."""
         self.busy = True
         packed = pickle.dumps((function.__module__, function.__name__, args, kwargs))
         for rank in self._ranks(ranks):
@@ -208,9 +208,9 @@ class Ranks:
             self.connections[rank].send_bytes(packed)
 
     def wait(self, timeout=CALL_TIMEOUT, ranks=None, grace=5.0, *, prolong=False):
-        """The outcome of each rank, in order. Kills what does not answer in time.
+        """Returns the outcome of each rank, in order. Kills ranks that do not answer in time.
 
-        Once one rank has raised, its peers may wait for it for ever: they get `grace` seconds.
+        Once one rank has raised, its peers may wait for it for ever, so they get `grace` seconds.
         With `prolong` the time begins anew whenever a rank reports something.
         """
         ranks = self._ranks(ranks)
@@ -233,7 +233,7 @@ class Ranks:
         return [self._done[rank] for rank in ranks]
 
     def run(self, function, *args, timeout=CALL_TIMEOUT, **kwargs):
-        """start() and wait(); raises RankFailure unless every rank returned. Their values."""
+        """Runs a function on all ranks and returns their values, or raises RankFailure."""
         __tracebackhide__ = True
         self.start(function, *args, **kwargs)
         outcomes = self.wait(timeout)
@@ -241,7 +241,7 @@ class Ranks:
         return [outcome.value for outcome in outcomes]
 
     def wait_report(self, rank, timeout=CALL_TIMEOUT):
-        """The next value that `rank` passed to report()."""
+        """Waits for the next value that `rank` passes to report(), and returns it."""
         deadline = time.monotonic() + limits.grown(timeout)
         while not self.reports[rank]:
             if rank in self._done:
@@ -262,7 +262,7 @@ class Ranks:
             os.kill(self.pids[rank], number)
 
     def exit_code(self, rank, timeout=10.0):
-        """Wait for the rank's process to end; its exit code, -9 after a kill, None if it lives."""
+        """Waits for the rank's process to end. Returns its exit code, None if it still lives."""
         deadline = time.monotonic() + limits.grown(timeout)
         while rank not in self._exit_codes:
             code = self._zygote.ask("reap", self.pids[rank])
@@ -329,7 +329,7 @@ class Ranks:
 
 
 def check(outcomes):
-    """Raise RankFailure, naming each rank that failed; where none did, skip if one skipped."""
+    """Raises RankFailure with each rank that failed; otherwise skips if a rank skipped."""
     import pytest
 
     __tracebackhide__ = True
@@ -355,7 +355,7 @@ _pools = {}
 
 
 def pool(world, init=True, started_with=None):
-    """The session's ranks for this world size, started as Ranks by `init`."""
+    """Returns ranks that all tests of the session share; takes the arguments of Ranks."""
     key = world, getattr(init, "__name__", init), started_with
     if key in _pools and _pools[key].busy:
         _pools.pop(key).close()
@@ -377,16 +377,16 @@ GIVEN = ("world", "port", "prefix")
 
 
 def given(body, world):
-    """What a body on ranks asks for of the world size, and of (port, prefix) as of `store_args`."""
+    """Returns values for the parameters `world`, `port` and `prefix` that a body has."""
     values = dict(zip(GIVEN, (world, *Ranks.store_args())))
     return {name: values[name] for name in inspect.signature(body).parameters if name in GIVEN}
 
 
 def as_test(test, body, worlds, started_with=None, groups=()):
-    """Make `test` the test of a body that runs on every rank, once per world size.
+    """Makes `test` the test of a body that runs on every rank, once per world size.
 
-    It is called with the world size, with each of `groups` in turn where there are some, and with
-    what pytest has for the body's parameters other than those of `given`.
+    pytest calls `test` with the world size, with each of `groups` in turn (if any), and with the
+    body's parameters, except the parameters that `given` provides.
     """
     import pytest
 
@@ -405,10 +405,10 @@ def as_test(test, body, worlds, started_with=None, groups=()):
 
 
 def on_ranks(*worlds, timeout=CALL_TIMEOUT, init=True, started_with=None):
-    """Make a function a test whose body runs on every rank, once per world size (default 1-4).
+    """Makes a function a test whose body runs on every rank, once per world size (default 1-4).
 
-    For a dictionary of functions `init`, also once for each of them, under its name. The body may
-    ask for `world`, and for `port` and `prefix` of a store that nobody else uses.
+    If `init` is a dictionary of functions, the body runs once for each of them, too. The body may
+    have the parameters `world`, and `port` and `prefix` of `store_args`.
     """
 
     def decorate(body):
@@ -425,7 +425,7 @@ def on_ranks(*worlds, timeout=CALL_TIMEOUT, init=True, started_with=None):
 
 
 def on_own_ranks(*worlds, timeout=CALL_TIMEOUT, group_timeout=None, started_with=None, **options):
-    """As on_ranks, on ranks that only this test has; `options` are further ones of Ranks."""
+    """Does what on_ranks does, on ranks of this test alone; `options` are arguments of Ranks."""
 
     def decorate(body):
         def test(world, **kwargs):
@@ -441,7 +441,7 @@ def on_own_ranks(*worlds, timeout=CALL_TIMEOUT, group_timeout=None, started_with
 
 @contextlib.contextmanager
 def time_limit(low, high, what):
-    """What is inside takes between low and high seconds; `high` grows with the machine."""
+    """Asserts that the block takes between low and high seconds; `high` grows as in limits.py."""
     high = limits.grown(high)
     begin = time.monotonic()
     yield
@@ -450,18 +450,18 @@ def time_limit(low, high, what):
 
 
 def thread_names():
-    """Of this process; a thread has its name a moment after its start."""
+    """Returns the names of this process's threads; a thread gets its name soon after its start."""
     names = []
     for path in pathlib.Path("/proc/self/task").glob("*/comm"):
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the thread has just ended
             names.append(path.read_text().strip())
     return names
 
 
 def asleep(thread):
-    """Whether a thread of this process, by its name or its id, waits, and not for a core."""
+    """Returns whether a thread of this process, given by name or id, sleeps, so wants no core."""
     for path in pathlib.Path("/proc/self/task").glob("*/stat"):
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the thread has just ended
             number, _, rest = path.read_text().partition(" (")
             found, _, rest = rest.rpartition(") ")
             if str(thread) in (number, found) and rest.startswith("S"):
@@ -470,16 +470,16 @@ def asleep(thread):
 
 
 def woken(name="tcpg_(worker|messages|callbacks)"):
-    """How often threads of this process have gone to sleep: those that run asynchronous operations.
+    """Returns how often the threads that run asynchronous operations have gone to sleep.
 
     Args:
-        name: pattern of other threads' names; the main thread is none of them.
+        name: a pattern of the names of the threads to count; the main thread never counts.
     """
     times = 0
     for path in pathlib.Path("/proc/self/task").glob("*/status"):
         if path.parent.name == str(os.getpid()):
             continue
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the thread has just ended
             status = path.read_text()
             if re.match(rf"Name:\t{name}\n", status):
                 times += int(re.search(r"\nvoluntary_ctxt_switches:\t(\d+)", status)[1])
@@ -487,7 +487,7 @@ def woken(name="tcpg_(worker|messages|callbacks)"):
 
 
 def wait_for(condition, timeout=5.0):
-    """Poll for something that has no event to wait on (/proc, /dev/shm). Its last value."""
+    """Polls a condition without an event to wait on (/proc, /dev/shm); returns its last value."""
     deadline = time.monotonic() + limits.grown(timeout)
     while not (value := condition()) and time.monotonic() < deadline:
         select.select([], [], [], 0.02)

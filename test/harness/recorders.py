@@ -1,4 +1,4 @@
-"""Flight recorders and the dumps of ranks that fail."""
+"""Makes and reads flight recorders, and the dumps of ranks that fail."""
 
 import datetime
 import json
@@ -13,8 +13,8 @@ from harness.comms import torchcomms
 from harness.ranks import check, time_limit, wait_for
 
 LIMIT = 1.0
-TOGETHER = 3.0  # where several ranks call: one that comes later than that is missing, too
-SOON = 20.0  # a dump comes with the verdict, which may take a busy machine long
+TOGETHER = 3.0  # the limit if several ranks call: a rank later than this is missing, too
+SOON = 20.0  # seconds until a dump, which follows the verdict; a busy machine may need them
 
 
 def recorder(comm=None, **kwargs):
@@ -29,12 +29,12 @@ def entries(hook, **kwargs):
 
 
 def process_trace(completed=True):
-    """What the ring of the process groups holds."""
+    """Returns the content of the process groups' ring."""
     return json.loads(torchcomms()._C.process_recorder().json(completed))
 
 
 def process_entries(group, completed=True):
-    """The entries of one group, its messages included."""
+    """Returns the entries of one group, including its messages."""
     name = group.group_name
     return [
         entry
@@ -44,7 +44,7 @@ def process_entries(group, completed=True):
 
 
 def dumped(folder, world):
-    """The traces of all ranks; they may still be on their way."""
+    """Waits for the dumps of all ranks, and returns them."""
     paths = [f"{folder}/trace_{rank}" for rank in range(world)]
     assert wait_for(lambda: all(map(os.path.exists, paths)), SOON), os.listdir(folder)
     traces = []
@@ -55,7 +55,7 @@ def dumped(folder, world):
 
 
 def short_group(limit=LIMIT, **kwargs):
-    """The deadline holds once all ranks have used the group, however late they were."""
+    """Returns a new group, whose short deadline is set after a first barrier of its ranks."""
     group = dist.new_group(**kwargs)
     if group != dist.GroupMember.NON_GROUP_MEMBER:
         dist.barrier(group)
@@ -64,7 +64,7 @@ def short_group(limit=LIMIT, **kwargs):
 
 
 def fails(call, *args, **kwargs):
-    """The call raises, and this rank's dump is there by then."""
+    """Asserts that the call raises once this rank's dump is written; returns the error's text."""
     with time_limit(0, SOON, "the failure and its dump"):
         with pytest.raises(torchcomms().CommError) as caught:
             call(*args, **kwargs)
@@ -74,7 +74,7 @@ def fails(call, *args, **kwargs):
 
 
 def dumped_without_the_gil(ranks, holder, path):
-    """Rank 0 keeps the GIL, and lets go of it when its dump is there."""
+    """Asserts that rank 0 writes its dump while it keeps the GIL, which it does until a read."""
     there = wait_for(path.exists, SOON)
     holder.read()
     check(ranks.wait())

@@ -1,13 +1,12 @@
-"""What a quick run has of a test with many parameters, whose full product the others run.
+"""Chooses the calls that a quick run has of a test with parameters; other runs have all calls.
 
-The marker ``product`` says that the values of a test's parameters do not depend on each other: that
-one operation works with every type, and every operation with one type, shows nearly all that
-their product shows. So a few calls are quick, in which each value of each parameter comes, and the
-rest is marked ``slow``.
+The marker ``product`` is for parameters that do not depend on each other. One operation with every
+type, and every operation with one type, show nearly all that the product of both shows. So a few
+calls are quick, in which each value of each parameter occurs, and the others are marked ``slow``.
 
 The marker ``rotation`` is for tests that take seconds with each value, such as those that wait for
-a deadline over each backend: a quick run has one call of each, and the next test of the file
-another one.
+a deadline over each backend. A quick run calls such a test with one value, and the next such test
+of the file with the next value.
 """
 
 import collections
@@ -17,7 +16,7 @@ import pytest
 
 
 def mark_slow(items):
-    """Marks of each test with ``product`` or ``rotation`` what a quick run leaves out."""
+    """Marks the calls of tests with ``product`` or ``rotation`` that a quick run leaves out."""
     turns = collections.Counter()
     for calls in calls_of_each("rotation", items):
         turn = turns[calls[0].path] = turns[calls[0].path] + 1
@@ -35,7 +34,7 @@ def mark_slow(items):
 
 
 def calls_of_each(marker, items):
-    """The calls of each test that has the marker and parameters, as lists."""
+    """Returns a list of calls for each test that has the marker and parameters."""
     calls = collections.defaultdict(list)
     for item in items:
         if item.get_closest_marker(marker) and hasattr(item, "callspec"):
@@ -44,11 +43,11 @@ def calls_of_each(marker, items):
 
 
 def covering(sets):
-    """The numbers of sets that together have each member of all.
+    """Returns the indices of a few sets that together have each member of all sets.
 
-    Each next one is that with the most new members, of those the one whose others have come least,
-    and of those the one whose pairs have: so the parameters with few values go round, each by
-    itself, while the one with the most goes on.
+    Chooses next the set with the most new members; among equals the set whose members were chosen
+    least often, and then whose pairs were. So the values of short parameters alternate in changing
+    combinations while the longest parameter advances.
     """
     come, pairs, chosen = collections.Counter(), collections.Counter(), set()
 

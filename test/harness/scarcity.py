@@ -1,4 +1,4 @@
-"""What a process may run out of: called in a rank, of that rank alone."""
+"""Makes a rank run out of threads or descriptors: called in that rank, without effect on others."""
 
 import contextlib
 import ctypes
@@ -17,9 +17,9 @@ _NUMBERS = {"x86_64": (317, 56, 435), "aarch64": (277, 220, 435)}  # seccomp, cl
 
 
 def no_more_threads():
-    """From now on no thread can be started in this process, as at the limit of a container.
+    """Prevents this process from starting threads, as at the limit of a container.
 
-    A filter of system calls, since the limits of a user do not hold for root. It stays.
+    Installs a filter of system calls for good, since limits of a user do not hold for root.
     """
     if platform.machine() not in _NUMBERS:
         pytest.skip(f"the numbers of the system calls of {platform.machine()} are not known here")
@@ -29,9 +29,9 @@ def no_more_threads():
     program = [
         (load, 0, 0, 0),  # the number of the call
         (equal, 0, 1, clone3),
-        (give, 0, 0, refuse | _ENOSYS),  # glibc goes on with clone, whose flags can be seen
+        (give, 0, 0, refuse | _ENOSYS),  # glibc then calls clone, whose flags a filter can read
         (equal, 0, 3, clone),
-        (load, 0, 0, 16),  # the lower half of its first argument
+        (load, 0, 0, 16),  # the lower half of clone's first argument, the flags
         (any_bit, 0, 1, _CLONE_THREAD),
         (give, 0, 0, refuse | _EAGAIN),
         (give, 0, 0, allow),
@@ -47,7 +47,7 @@ def no_more_threads():
 
 @contextlib.contextmanager
 def no_more_descriptors():
-    """What is inside finds that no descriptor can be had."""
+    """Makes every attempt of the block to open a descriptor fail."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     held = []
     free = os.open("/dev/null", os.O_RDONLY)

@@ -1,13 +1,14 @@
 """Writes the outcome of a scene as each flight recorder would: as dumps of c10d's schema.
 
-- ``ours``: messages in groups of their two ranks, numbered; all states. After a failure what had
-  started is retired, and not completed. Beside the schema, which messages are in a batch.
+- ``ours``: this project's recorder. Messages are numbered, in groups of their two ranks; operations
+  have all states. After a failure, operations that had started are retired, and not completed.
+  Fields beyond the schema say which messages are in a batch.
 - ``nccl``: torch's ``nccl`` (``nccl-legacy`` in 2.15). Members of a batch stay scheduled for ever;
-  after them comes the batch, which has a state. Nothing numbers the messages of a pair.
-- ``gloo``: torch's Gloo. No state, no message, ``retired`` for an end; the ranks of one group are
-  told, under an empty name.
-- ``hook``: the recorder that torch 2.15 attaches to backends without one of their own. Of a batch
-  the last member alone gets an end.
+  the entry after them is the batch, which has a state. The messages of a pair have no numbers.
+- ``gloo``: torch's Gloo. Operations have no state but ``retired`` at their end, and messages have
+  no entries. A dump has the ranks of one group only, under an empty name.
+- ``hook``: the recorder that torch 2.15 attaches to backends without a recorder. In a batch it
+  records the end of the last member only.
 """
 
 import random
@@ -26,7 +27,7 @@ _PREFIXES = {"ours": "nccl", "nccl": "nccl", "gloo": "gloo", "hook": "nccl2"}
 
 
 def write(outcome, form, seed=0):
-    """{rank: what its dump holds}, of the ranks that have one."""
+    """Returns {rank: content of its dump} for the ranks that have a dump."""
     chance = random.Random(seed)
     how = {
         "form": form,
@@ -51,7 +52,7 @@ class _Rank:
 
     def content(self):
         calls = self.outcome.calls[self.rank]
-        # That of nccl tells of a group when that is first used.
+        # The recorder of nccl lists a group once the group is used.
         used = list(dict.fromkeys(call.group for call in calls))
         for group in used if self.form == "nccl" else self.groups:
             key = ("", "") if self.form == "gloo" else (group.name, group.description)
@@ -63,7 +64,7 @@ class _Rank:
                 self._add_batch(call)
         kept = self.entries[-self.how["ring"] :]
         while len(kept) < len(self.entries):
-            # Nothing that has not ended is forgotten, nor a part of a batch.
+            # The ring keeps every operation that has not ended, so all members of an open batch.
             more = self.entries[-len(kept) - 1]
             if not any(entry["unended"] for entry in self.entries[: -len(kept)]):
                 break

@@ -1,7 +1,8 @@
 """Judges a verdict on the dumps of a scene by what is true of the scene.
 
-Some things no dump tells. They are the `CLASSES`, with the reason; a verdict that is wrong or
-silent because of one is counted under it. Everything else is a complaint.
+Dumps do not tell everything. `CLASSES` has what they lack, with the reason. A wrong or missing
+statement of a verdict is counted under the class that explains it; without such a class it is a
+complaint.
 """
 
 from collections import Counter
@@ -29,16 +30,16 @@ CLASSES = {
 @dataclass
 class Judgement:
     complaints: list[str] = field(default_factory=list)
-    named: int = 0  # culprits, circles and mismatches that were told rightly
-    wrong: Counter = field(default_factory=Counter)  # findings, by class
-    silent: Counter = field(default_factory=Counter)  # what is not told, by class
+    named: int = 0  # culprits, circles and mismatches that the verdict has right
+    wrong: Counter = field(default_factory=Counter)  # number of wrong findings, by class
+    silent: Counter = field(default_factory=Counter)  # number of missing findings, by class
 
     def is_wrong(self, what, *, unless):
-        """Complains of a finding, if none of the classes ``unless`` is a reason."""
+        """Counts a wrong finding under the first class of ``unless`` that holds, or complains."""
         self._count(self.wrong, what, unless)
 
     def is_silent(self, what, *, unless):
-        """Complains of what is not told, if none of the classes ``unless`` is a reason."""
+        """Counts a missing finding under the first class of ``unless`` that holds, or complains."""
         self._count(self.silent, what, unless)
 
     def _count(self, counter, what, unless):
@@ -51,7 +52,7 @@ class Judgement:
 
 
 class Evidence:
-    """What of an outcome the dumps of a form can show."""
+    """The part of an outcome that dumps of one form can show."""
 
     def __init__(self, outcome, form, dumps):
         self.outcome, self.form = outcome, form
@@ -70,7 +71,7 @@ class Evidence:
         return not (self.form == "gloo" and call.is_message)
 
     def one_wait(self, rank):
-        """True if the rank is blocked in all that it has not ended, so it is in no doubt."""
+        """True if the rank is blocked in all its open calls, so dumps show its wait."""
         doing = self.outcome.doing.get(rank)
         return isinstance(doing, list) and set(self.outcome.open(rank)) <= set(doing)
 
@@ -86,12 +87,12 @@ class Evidence:
         return self.outcome.calls[rank] if rank in self.dumped else []
 
     def blurred(self, call):
-        """True if a rank of the dumps is in two groups of the call's group's name."""
+        """True if another group has the name of the call's group."""
         return call.group.name in self.same_name
 
 
 def judge(outcome, form, dumps, verdict):
-    """Compares a verdict with the truth."""
+    """Compares a verdict with the truth, and returns the judgement."""
     seen = Evidence(outcome, form, dumps)
     result = Judgement()
     for finding in verdict.findings:
@@ -107,7 +108,7 @@ def judge(outcome, form, dumps, verdict):
 def _check_finding(outcome, seen, finding, result):
     kind, named = finding.kind, set(finding.culprits)
     text = f"{kind} {sorted(named)}"
-    # torch's hook does not even tell that there is another group of the name.
+    # In dumps of torch's hook, groups with one name look like one group.
     blurred = seen.form == "hook" and any(e.group.name in seen.same_name for e in finding.entries)
     messages = {"gloo message": seen.form == "gloo" and seen.messages}
     if kind == "fine":
@@ -186,7 +187,7 @@ def _check_told(outcome, seen, verdict, result):
         told.setdefault(finding.kind, set()).update(finding.culprits)
     accused = told.get("missing", set()) | told.get("message", set())
     unknown = told.get("unknown", set())
-    missed = {}  # by rank: the calls of dumped ranks that await it
+    missed = {}  # {rank: the calls of ranks with a dump that await this rank}
     for rank in seen.dumped:
         for call in outcome.open(rank):
             for other in outcome.awaited(call):
@@ -213,7 +214,7 @@ def _check_told(outcome, seen, verdict, result):
         mixed = any(set(place) & circle for place in outcome.mismatches())
         mixed |= any({c.rank for c in pair} & circle for pair in outcome.misfits())
         if mixed:
-            continue  # the mismatch is told
+            continue  # the verdict names the mismatch instead
         result.is_silent(
             f"the circle {circle} is not told",
             unless={
@@ -253,7 +254,7 @@ def _check_told(outcome, seen, verdict, result):
 
 
 def _check_order(outcome, seen, verdict, result):
-    """What explains the most comes first."""
+    """Complains, for ``ours``, unless findings that hold up more ranks come first."""
     waits = outcome.waits()
     held = []
     for finding in verdict.findings:

@@ -1,4 +1,4 @@
-"""Scores the analysers by scenes: how often each names who is at fault, nobody, or somebody else.
+"""Scores analysers by scenes: how often each names the ranks at fault, no rank, or another rank.
 
 python -m harness.scene_scores [SCENES]     prints the rows of the table in docs/failures.md
 """
@@ -19,7 +19,7 @@ from torchcomms_pg.trace.dumps import Dumps, parse
 
 
 def truth(outcome):
-    """The ranks that a scene's waiting ends at: at fault, in a circle, or of different calls."""
+    """Returns the ranks at which waits end: culprits, circles, and ranks whose calls differ."""
     ranks = set(outcome.culprits())
     ranks.update(*outcome.circles())
     for place in outcome.mismatches():
@@ -30,7 +30,7 @@ def truth(outcome):
 
 
 def by_viewer(contents):
-    """(the ranks accused, all ranks named)."""
+    """Returns (the ranks accused, all ranks named) by this project's analysis."""
     dumps = Dumps(parse(content, rank) for rank, content in contents.items())
     findings = Analysis(dumps).verdict().findings
     accused = [each.culprits for each in findings if each.kind != "unknown"]
@@ -38,7 +38,7 @@ def by_viewer(contents):
 
 
 def by_torchfrtrace(contents):
-    """The same; it names nobody as unknown."""
+    """Returns both sets by torch's analyser, which accuses every rank that it names."""
     details = {
         f"trace_{rank}": {"host_name": "", "rank": rank, **copy.deepcopy(content)}
         for rank, content in contents.items()
@@ -61,7 +61,7 @@ def score(analyser, outcome, contents):
     wanted = truth(outcome)
     try:
         accused, named = analyser(contents)
-    except Exception:  # whatever it is, the user has no answer
+    except Exception:  # after any exception the user has no answer
         return "fails"
     if accused - wanted:
         return "wrong"

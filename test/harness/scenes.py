@@ -1,11 +1,11 @@
 """Scenes of ranks that hang, and what is true of each.
 
-A scene has a program for every rank. It begins as one that ends, and then some ranks compute for
-ever, skip a call, die, stop, leave, call something else or in another order. An interpreter runs
-the programs until nothing moves, so whoever waits for whom is known from its own state: a
-collective ends when all members of its group have called it at its number, a message when both
-sides are there, in their order. Nothing here knows what finds the culprits, nor how a recorder
-writes things down.
+A scene has a program for every rank. At first all programs end. Then some ranks are made to compute
+for ever, to skip a call, die, stop or leave, or to call something else or in another order.
+`Outcome` runs the programs until no rank moves, so its state shows which rank waits for which. A
+collective ends when all members of its group have called it at its number, and alike. A message
+ends when both its sides are called, in the order of their pair. The module uses neither the
+analysis that finds the culprits nor the formats of recorders.
 """
 
 import random
@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "barrier", "all_to_all")
 DTYPES = ("Float", "Long")
 
-# What a rank does that calls nothing more. One that dies has no dump, nor has one that is killed
-# after it has left; one that is stopped may have been asked for it before.
+# What a rank does that makes no more calls. Only "die" leaves no dump; it stands also for a kill
+# after the end of the program. A stopped rank has written its dump before.
 ENDS = ("compute", "leave", "stop", "die")
 
 
 @dataclass(eq=False)
 class Group:
-    """Members by global rank, in the order of their numbers in the group."""
+    """``ranks`` are the members' global ranks, in the order of their ranks in the group."""
 
     name: str
     ranks: list[int]
@@ -30,7 +30,7 @@ class Group:
 
 @dataclass(eq=False)
 class Call:
-    """One rank's call. ``peer`` is global; ``mode`` is sync, async, or never (waited for)."""
+    """One rank's call. ``peer`` is a global rank; ``mode`` is sync, async, or never waited for."""
 
     rank: int
     op: str
@@ -41,8 +41,8 @@ class Call:
     mode: str = "sync"
     tag: int = 0
     batch: list["Call"] | None = None
-    # Set by the interpreter.
-    number: int = 0  # of the collective in its group, or of the message in its direction
+    # Set by `Outcome`; the times are -1 until the call is issued and has ended.
+    number: int = 0  # from 1: of the collective in its group, or of the message in its direction
     created: int = -1
     completed: int = -1
 
@@ -71,7 +71,7 @@ class Call:
 
 @dataclass(eq=False)
 class Wait:
-    """Waits for an asynchronous call."""
+    """A step of a program that waits for an asynchronous call."""
 
     call: Call
 
@@ -82,18 +82,18 @@ class Scene:
     size: int
     groups: list[Group]
     programs: list[list]
-    eager: bool = False  # a send outside a batch ends when it is called
-    ends: dict[int, str] = field(default_factory=dict)  # by rank, of those in ENDS
+    eager: bool = False  # whether a send outside a batch ends when it is called
+    ends: dict[int, str] = field(default_factory=dict)  # {rank: one of ENDS}
 
 
 def make(seed, *, unique_names=False):
-    """A scene. ``unique_names``: no two groups have the same name."""
+    """Returns a random scene. With ``unique_names`` no two of its groups have the same name."""
     chance = random.Random(seed)
     size = chance.choice((2, 2, 3, 3, 3, 4, 4, 5, 6, 8))
     groups = [Group("0", list(range(size)), "default_pg")]
     for index in range(chance.choice((0, 1, 1, 2, 2))):
         name = str(index + 1) if unique_names or chance.random() < 0.4 else "tp"
-        # Most groups of one name are parts of the world.
+        # Most groups of one name share no rank.
         taken = {rank for group in groups if group.name == name for rank in group.ranks}
         free = sorted(set(range(size)) - taken)
         among = free if len(free) > 1 and chance.random() < 0.8 else list(range(size))
@@ -109,7 +109,7 @@ def make(seed, *, unique_names=False):
 
 
 def _add_step(scene, chance):
-    """Adds calls that end, if those before them do."""
+    """Adds calls that end if the calls before them end."""
     group = chance.choice(scene.groups)
     kind = chance.choice(("collective", "collective", "collective", "message", "batch"))
     numel, dtype = chance.choice((1, 8, 64)), chance.choice(DTYPES)
@@ -137,7 +137,7 @@ def _add_step(scene, chance):
 
 def _append(scene, chance, *calls):
     program = scene.programs[calls[0].rank]
-    # Waits for an earlier asynchronous call, sooner or later.
+    # Adds the step, and for each earlier asynchronous call perhaps a wait.
     program.append(calls[0] if len(calls) == 1 else list(calls))
     for call in calls:
         call.batch = list(calls) if len(calls) > 1 else None
@@ -149,7 +149,7 @@ def _append(scene, chance, *calls):
 
 
 def _spoil(scene, chance):
-    """Makes one rank do something else."""
+    """Makes one rank do something else, or adds a ring of receives to a group."""
     rank = chance.randrange(scene.size)
     program = scene.programs[rank]
     places = [at for at, step in enumerate(program) if isinstance(step, Call)]
@@ -192,15 +192,15 @@ def _spoil(scene, chance):
 
 
 class Outcome:
-    """The state of a scene in which nothing moves any more.
+    """The state of a scene in which no rank moves any more.
 
-    ``doing[rank]`` is the call or list of calls that the rank is blocked in, or a word of why it
-    calls nothing more. Everything is about what has been called, whoever may know of it.
+    ``doing[rank]`` is the list of calls that the rank is blocked in, or one of ENDS if the rank
+    makes no more calls. All methods judge by the calls themselves, also by calls that no dump has.
     """
 
     def __init__(self, scene):
         self.scene = scene
-        self.calls = {rank: [] for rank in range(scene.size)}  # issued, in their order
+        self.calls = {rank: [] for rank in range(scene.size)}  # the issued calls, in order
         self.doing = {}
         self.now = 0
         self.counts = {}
@@ -227,7 +227,7 @@ class Outcome:
                             self._issue(call)
                             moved = True
                     holds = isinstance(step, Wait) or calls[0].mode == "sync"
-                    # A wait for what was never called, since the order was changed, is no wait.
+                    # A wait before its call, as after a change of the order, does not block.
                     if holds and any(call.issued and not call.done for call in calls):
                         self.doing[rank] = calls
                         break
@@ -266,12 +266,12 @@ class Outcome:
                         member.completed = self._tick()
 
     def other_side(self, call):
-        """The other side of a message, or None."""
+        """Returns the call of the message's other side, None if the peer has not made it."""
         sides = self.sides[call.route, call.number]
         return sides.get("recv" if call.op == "send" else "send")
 
     def fits(self, call):
-        """True if both sides of a message are there, and have one size and dtype."""
+        """True if both sides of a message are called, with one size and dtype."""
         other = self.other_side(call)
         return other is not None and (other.numel, other.dtype) == (call.numel, call.dtype)
 
@@ -279,7 +279,7 @@ class Outcome:
         return call.issued and self.fits(call)
 
     def awaited(self, call):
-        """The ranks that have not called their side of a call that has not ended."""
+        """Returns the ranks that have not called their side of this call; none if it has ended."""
         if call.done:
             return set()
         if call.is_message:
@@ -287,7 +287,7 @@ class Outcome:
         return set(call.group.ranks) - self.places[call.group, call.number].keys()
 
     def open(self, rank):
-        """The calls of a rank that have not ended."""
+        """Returns the calls of a rank that have not ended."""
         return [call for call in self.calls[rank] if not call.done]
 
     def is_blocked(self, rank):
@@ -299,7 +299,7 @@ class Outcome:
         return {rank for rank, what in self.doing.items() if what == "die"}
 
     def waits(self):
-        """{blocked rank: the ranks that it is blocked by}."""
+        """Returns {blocked rank: the ranks that block it}."""
         return {
             rank: set().union(*map(self.awaited, self.doing[rank]))
             for rank in self.doing
@@ -307,14 +307,14 @@ class Outcome:
         }
 
     def culprits(self):
-        """The ranks that some call awaits, and that are not blocked."""
+        """Returns the ranks that some call awaits and that are not blocked themselves."""
         awaited = set()
         for rank in self.calls:
             awaited |= set().union(*map(self.awaited, self.open(rank)))
         return {rank for rank in awaited if not self.is_blocked(rank)}
 
     def mismatches(self):
-        """[{rank: call}]: the collectives that cannot end, since their calls differ."""
+        """Returns [{rank: call}], the collectives that cannot end, since their calls differ."""
         return [
             place
             for place in self.places.values()
@@ -322,7 +322,7 @@ class Outcome:
         ]
 
     def misfits(self):
-        """[(send, receive)] of different sizes or dtypes."""
+        """Returns [(send, receive)], the messages whose sides differ in size or dtype."""
         return [
             (sides["send"], sides["recv"])
             for sides in self.sides.values()
@@ -330,7 +330,7 @@ class Outcome:
         ]
 
     def knots(self):
-        """The sets of ranks that are blocked by each other, whoever else they are blocked by."""
+        """Returns the sets of ranks that block each other; other ranks may block them, too."""
         waits = self.waits()
         reach = {rank: reached_from(waits, rank) for rank in waits}
         knots = {
@@ -341,13 +341,13 @@ class Outcome:
         return sorted(knots, key=sorted)
 
     def circles(self):
-        """The sets of ranks that are blocked by each other, and by nobody else."""
+        """Returns the sets of ranks that block each other and that no other rank blocks."""
         waits = self.waits()
         return [knot for knot in self.knots() if all(waits[rank] <= knot for rank in knot)]
 
 
 def reached_from(waits, start):
-    """All ranks that the waiting leads to from ``start``."""
+    """Returns all ranks for which ``start`` waits, directly or through other ranks."""
     reached, left = set(), [start]
     while left:
         new = waits.get(left.pop(), set()) - reached
@@ -357,9 +357,9 @@ def reached_from(waits, start):
 
 
 def under_way(outcome, chance):
-    """Lets a collective that has ended on all ranks be seen as under way on some of them.
+    """Reopens a call of one rank: its last, a synchronous collective that has ended on all ranks.
 
-    That is what a dump of a running job shows. They are the last calls of their ranks.
+    Dumps of a running job show such calls. Returns False if no rank has such a call.
     """
     last = [calls[-1] for rank, calls in outcome.calls.items() if calls]
     chosen = [

@@ -14,7 +14,7 @@ both = pytest.mark.parametrize("async_op", (False, True), ids=("sync", "async"))
 
 
 def start(port, prefix, world, timeout, **kwargs):
-    """What `ranks.on_ranks(init=start)` calls on every rank."""
+    """Called in a rank: makes the default group, for CPU tensors and the simulated device."""
     simulated.install()
     serve_host_device("sim")
     rank = int(os.environ["RANK"])
@@ -23,7 +23,7 @@ def start(port, prefix, world, timeout, **kwargs):
 
 
 def on_sim(*worlds, **kwargs):
-    """As ranks.on_ranks, with a default group that carries the device."""
+    """Does what ranks.on_ranks does, with a default group that carries the device's tensors."""
     return ranks.on_ranks(*worlds or (2, 3), init=start, **kwargs)
 
 

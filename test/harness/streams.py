@@ -1,4 +1,4 @@
-"""A CUDA stream that is held up, on any GPU."""
+"""Holds up a CUDA stream, on any GPU."""
 
 import contextlib
 import ctypes
@@ -6,15 +6,16 @@ import functools
 
 import torch
 
-_semaphores = []  # a stream may come to one at any time
+_semaphores = []  # never freed, since a stream may reach one at any time
 
 
 @contextlib.contextmanager
 def hold(stream=None):
-    """Holds a stream (the current one) up, as a kernel would that does not end.
+    """Holds up a stream (default: the current one), like a kernel that does not end.
 
-    Until the block's end, or until what it gives is called. By a function of the host that waits
-    for a semaphore (CUDA Runtime API, cudaLaunchHostFunc), so that no length of time is guessed.
+    Gives a function that releases the stream, as the end of the block does, too. The stream runs a
+    function of the host that waits for a semaphore (CUDA Runtime API, cudaLaunchHostFunc), so no
+    duration is guessed.
     """
     library, semaphore = ctypes.CDLL(None), ctypes.create_string_buffer(32)  # a sem_t
     _semaphores.append(semaphore)

@@ -1,9 +1,9 @@
 """A pytest plugin: ranks are stopped and continued at random on loaded cores while tests run.
 
-``tools/test --stress N`` loads it. A test of several ranks has to hold when any rank stops for
-three seconds anywhere. Tests that stop ranks themselves, and so would be continued at the wrong
-moment, carry the marker ``stops_ranks``: their ranks are left alone and have only the load.
-With ``-n 4 --dist worksteal`` four processes test side by side, each stopping ranks of its own.
+``tools/test --stress N`` loads the plugin. A test of several ranks has to pass if any rank stops
+for three seconds anywhere. The plugin would continue ranks at the wrong moment if a test stops
+ranks itself. Such a test has the marker ``stops_ranks``, and only runs on loaded cores. With
+``-n 4 --dist worksteal`` four processes test side by side, and each stops its own ranks.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ LONGEST_PAUSE = 2.0  # seconds between two stops
 
 
 def _descendants(pid):
-    """Those that could be a rank: what runs, below this process's own children."""
+    """Returns the processes that could be ranks: running ones, below this process's children."""
     by_parent, found = children(), []
     waiting = [child for child, _ in by_parent.get(pid, [])]
     while waiting:
@@ -35,7 +35,7 @@ def _descendants(pid):
 
 
 class Stopper(threading.Thread):
-    """Stops one rank after the other for up to LONGEST_STOP, while `running` is set."""
+    """Stops one rank after another, each for up to LONGEST_STOP, while `running` is set."""
 
     def __init__(self, seed):
         super().__init__(name="stopper", daemon=True)
@@ -56,8 +56,8 @@ class Stopper(threading.Thread):
 
     def _stop_one(self):
         ranks = sorted(_descendants(os.getpid()))
-        with contextlib.suppress(OSError):  # it has ended, or there is none
-            # A descriptor of the process: its number may belong to another one by the end.
+        with contextlib.suppress(OSError):  # the rank has ended, or no rank runs
+            # Keeps a descriptor, since the pid may be another process's at the end of the stop.
             fd = os.pidfd_open(self.random.choice(ranks or [-1]))
             try:
                 signal.pidfd_send_signal(fd, signal.SIGSTOP)

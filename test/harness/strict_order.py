@@ -1,10 +1,10 @@
-"""Random programs that end on a CPU, and whether they would under NCCL's rule.
+"""Makes random programs that end on a CPU, and tells which ranks NCCL's rule would block.
 
-Every call of a program is asynchronous and nobody waits for it, so it ends whatever its order.
-Under the rule, as NCCL's user guide has it, a rank's operations run one after another, whatever
-group they are of ("Using multiple NCCL communicators concurrently"), and one ends when its peers
-have come to theirs; the messages of a batch progress independently ("Point-to-point
-communication"). `blocked` runs a program by that, step by step.
+Every call of a program is asynchronous and no rank waits for it, so a program ends in any order of
+its calls. By the rule of NCCL's user guide, a rank's operations run one after another, in whichever
+groups they are ("Using multiple NCCL communicators concurrently"). An operation ends when all its
+peers have begun it. The messages of a batch progress independently ("Point-to-point
+communication"). `blocked` runs a program by this rule, step by step.
 """
 
 import random
@@ -13,7 +13,7 @@ from harness import scenes
 
 
 def make(seed):
-    """A scene of 2 to 5 ranks in 1 to 4 groups: in one order on all ranks, then in another."""
+    """Returns a scene of 2 to 5 ranks in 1 to 4 groups, with up to 3 swaps of adjacent steps."""
     chance = random.Random(seed)
     size = chance.choice((2, 2, 3, 3, 4, 5))
     groups = [scenes.Group("0", list(range(size)), "default_pg")]
@@ -51,7 +51,7 @@ def _add_step(scene, chance):
         elif kind == "exchange":
             _append(scene, *chance.choice(((send, recv), (recv, send))))
         else:
-            # A rank may put the two into one batch or into two.
+            # A rank may put the send and the receive into one batch or into two.
             together = kind == "ring" or chance.random() < 0.7
             for batch in ([send, recv],) if together else ([send], [recv]):
                 for call in batch:
@@ -65,7 +65,7 @@ def _append(scene, *calls):
 
 
 def steps(outcome, rank):
-    """What a rank calls at once: lists of calls."""
+    """Returns the steps of a rank, in order: lists of the calls that it issues at once."""
     found = []
     for call in outcome.calls[rank]:
         if call.batch is None or call is call.batch[0]:
@@ -74,7 +74,7 @@ def steps(outcome, rank):
 
 
 def partners(outcome, call):
-    """The calls of other ranks that end with this one."""
+    """Returns the calls of other ranks that end together with this call."""
     if call.is_message:
         return [outcome.other_side(call)]
     return [
@@ -83,7 +83,7 @@ def partners(outcome, call):
 
 
 def blocked(outcome):
-    """The ranks that come to no end under the rule."""
+    """Returns the ranks whose programs do not end under the rule."""
     left = {rank: steps(outcome, rank) for rank in outcome.calls}
     posted = set()
     moved = True

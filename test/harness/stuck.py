@@ -1,4 +1,4 @@
-"""Ranks of which no thread of Python gets on."""
+"""Ranks in which no Python thread can run."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ def _joins_and_keeps_it(join, args, world, pipes):
 
 @contextlib.contextmanager
 def all_keep_the_gil(ranks, join, folder):
-    """The ranks call `join`, and keep the GIL meanwhile; then they end."""
+    """The ranks call `join`, and then keep the GIL until the block ends; then they return."""
     pipes = [str(folder / f"pipe{rank}") for rank in range(ranks.world)]
     for pipe in pipes:
         os.mkfifo(pipe)

@@ -6,19 +6,19 @@ import operator
 import torch
 import torch.distributed as dist
 
-# 0, 1, odd, just over a page, larger than any internal chunk (staging is about 256 KB per rank).
+# 0, 1, odd, just over a page, more than one step's staging buffer (1 MiB) in 32-bit types.
 SIZES = (0, 1, 7, 1025, 300_001)
 HUGE = 2_000_003
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-INTEGERS = (torch.uint8, torch.int8, torch.int32, torch.int64)  # those that NCCL reduces
+INTEGERS = (torch.uint8, torch.int8, torch.int32, torch.int64)  # NCCL reduces these
 COMPLEX = (torch.complex64, torch.complex128)
 MOVABLE = (*FLOATS, *FLOAT8, *INTEGERS, torch.int16, torch.bool, *COMPLEX)
 
 
 def data(rank, shape, dtype=torch.float32, salt=0):
-    """The same values on every rank that asks for `rank`, small enough to add and multiply."""
+    """Returns the values of a rank, the same on all ranks, small enough to add and multiply."""
     generator = torch.Generator().manual_seed(1000 * salt + rank + 1)
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     if dtype == torch.bool:
@@ -41,7 +41,7 @@ def bits(tensor):
 
 
 def assert_same(got, want, what=""):
-    """Same shape, same dtype, same bits."""
+    """Asserts that two tensors have the same shape, dtype and bits."""
     assert got.dtype == want.dtype, f"{what}: got {got.dtype}, expected {want.dtype}"
     assert got.shape == want.shape, f"{what}: got {got.shape}, expected {want.shape}"
     wrong = (bits(got) != bits(want)).nonzero()
@@ -52,7 +52,7 @@ def assert_same(got, want, what=""):
 
 
 def reduced(inputs, op=dist.ReduceOp.SUM):
-    """The reduction of `inputs`: integers in their own type, floats in float64."""
+    """Reduces `inputs`: integers in their type, floats in float64, complex in complex128."""
     dtype, world = inputs[0].dtype, len(inputs)
     op = dist.ReduceOp.RedOpType(getattr(op, "op", op))
     if dtype == torch.bool:
@@ -86,7 +86,7 @@ def rounding(dtype):
 
 
 def assert_reduced(got, inputs, op=dist.ReduceOp.SUM, what=""):
-    """Right up to the rounding that any order of the additions may have."""
+    """Asserts that a reduction is right, up to the rounding of any order of the additions."""
     want = reduced(inputs, op)
     dtype = want.dtype
     if not (dtype.is_floating_point or dtype.is_complex):

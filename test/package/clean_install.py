@@ -1,9 +1,9 @@
-"""Installs a wheel where there is no compiler and nothing of this checkout, and uses it.
+"""Installs a wheel in an environment without a compiler and without this checkout, and uses it.
 
     python test/package/clean_install.py WHEEL
 
-The environment is a new one, whose packages are those of this Python but ours: torch is several GB.
-Then test/package/smoke.py trains on two ranks in it.
+The new environment links to this Python's packages except torchcomms_pg, since a copy of torch
+takes several GB. Then test/package/smoke.py trains in it, on two ranks.
 """
 
 import os

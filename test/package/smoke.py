@@ -1,5 +1,5 @@
-"""Two processes: one all-reduce and one DDP step over torchcomms. For a torch minor on which the
-whole suite is not run; needs neither pytest nor a GPU.
+"""Runs all-reduces and one DDP step over torchcomms in two processes. For a torch minor on which
+the whole suite is not run; needs neither pytest nor a GPU.
 
     python test/package/smoke.py
 """
@@ -43,7 +43,7 @@ def check_ddp_step(rank: int) -> None:
     inputs, targets = torch.randn(RANKS, 8, 16), torch.randn(RANKS, 8, 4)
     reference = nn.Linear(16, 4)
     model = nn.Linear(16, 4)
-    if rank == 0:  # the others get it from rank 0
+    if rank == 0:  # DDP copies rank 0's parameters to the other rank
         model.load_state_dict(reference.state_dict())
     ddp = DistributedDataParallel(model)
     for net, x, y in ((reference, inputs.flatten(0, 1), targets.flatten(0, 1)),

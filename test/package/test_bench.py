@@ -150,7 +150,7 @@ def test_a_budget_is_judged_by_the_worst_size_and_missing_ones_are_not():
 
 
 def of_messages(**found):
-    """Results that have these calls of programs."""
+    """Returns results with these times; `names` maps each keyword to a call of programs."""
     results = Results()
     names = {
         "reduce": "all_reduce of 4 B",
@@ -221,7 +221,7 @@ def test_messages_have_a_column_of_open_mpi_where_it_was_measured():
 
 
 def wire(rank, size, queues, sent):
-    """In place of `mpi4py.MPI` on one rank: messages between threads, which it notes."""
+    """Stands in for `mpi4py.MPI` on one rank: passes messages between threads and notes them."""
 
     def send(data, peer):
         sent.append((rank, peer, data.nbytes))
@@ -271,7 +271,7 @@ def test_open_mpi_gets_the_same_messages(name, bytes, pairs):
     (call,) = (call for call in programs.CALLS if call.name == name)
     queues, sent = collections.defaultdict(queue.Queue), []
     for pair in pairs:
-        queues[pair]  # made here, as several threads might make one each
+        queues[pair]  # makes the queue, which each of two threads might make otherwise
     made = [call.mpi(wire(rank, call.ranks, queues, sent)) for rank in range(call.ranks)]
     with ThreadPoolExecutor(call.ranks) as ranks:
         for done in [ranks.submit(run) for run in made]:
@@ -289,7 +289,7 @@ def test_every_form_of_message_has_one_over_open_mpi_and_nothing_else_but_an_all
 
 
 class Answers:
-    """In place of a team: answers what it is called with."""
+    """Stands in for a team: answers each call with `times`, or fails at the call `fails_at`."""
 
     def __init__(self, times, fails_at=""):
         self.times, self.fails_at, self.closed = times, fails_at, False
@@ -337,7 +337,7 @@ def test_from_the_call_on_that_fails_over_open_mpi_programs_are_measured_without
         monkeypatch, lambda ranks: Answers({"mpi": 1.0}, fails_at=batch)
     )
     assert over_mpi[:2] == ["all_reduce of 4 B", "send and recv of 4 B, there and back"]
-    assert over_mpi[2:] == ["batch_isend_irecv of 4 B, ring of 4 ranks"]  # its ranks are others
+    assert over_mpi[2:] == ["batch_isend_irecv of 4 B, ring of 4 ranks"]  # has another team
     assert results.failures == ["programs over Open MPI, 2 ranks: out of luck"]
 
 
@@ -370,9 +370,9 @@ def test_bounds_count_every_byte_that_has_to_move():
         {"copy_bytes": mb, "copiers": 1, "shared_gb_s": 10.0},
         {"copy_bytes": mb, "copiers": 2, "shared_gb_s": 5.0},
     ]
-    # One receiver reads and writes it all at the speed of one core.
+    # One receiver reads and writes the whole buffer at the speed of one core.
     assert bounds.microseconds("broadcast", "direct", mb, 2, copies) == pytest.approx(mb / 10e3)
-    # Both ranks at once, each a buffer, at the speed of both cores.
+    # Both ranks copy one buffer each, at the speed of cores that copy at once.
     assert bounds.microseconds("all_gather", "direct", mb, 2, copies) == pytest.approx(mb / 5e3)
     for op in OPERATIONS[:-1]:
         for ranks in (2, 4, 8):
@@ -528,10 +528,10 @@ def test_what_many_ranks_cost_grows_with_hosts_and_not_with_ranks(tmp_path, host
     ranks = hosts * each
     group, small, large = (of[what] for what in ("the group", "all_reduce 4 B", "all_reduce 1 MB"))
     assert group["most"]["sockets"] == hosts - 1
-    # Where it takes long, ranks look again.
+    # Ranks look again if the group takes long.
     assert sum_of(group["most"]) <= 50 + 3 * each
     assert sum_of(group["first"]) <= 50 + 8 * ranks
-    # More than eight hosts are a tree.
+    # Over more than eight hosts the operation is a tree.
     assert 1 <= small["steps"] <= steps and small["most"]["messages"] <= steps
     assert plan.MB < large["host_sent"] <= 1.04 * 2 * plan.MB * (hosts - 1) / hosts
     assert large["steps"] <= 2
@@ -555,7 +555,7 @@ def namespaces_of(process):
 
 
 def children_of(pid):
-    with contextlib.suppress(OSError):  # it has just ended
+    with contextlib.suppress(OSError):  # the process has just ended
         return pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return []
 
@@ -573,7 +573,7 @@ def alive(pid):
 
 @pytest.mark.slow
 def test_an_interrupt_leaves_no_host_and_no_rank_behind(possible):
-    # More than there is time for.
+    # More work than there is time for.
     work = ("--op", "all_to_all", "--sizes", "64M", "--seconds", "30")
     with started("--hosts", *work) as bench:
         while len(ranks := ranks_of(bench)) < 4:

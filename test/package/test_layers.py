@@ -7,7 +7,7 @@ from harness import ROOT
 CSRC = ROOT / "csrc"
 SOURCES = [file for file in CSRC.rglob("*") if file.suffix in {".cpp", ".hpp", ".h", ".inl"}]
 
-# What a folder may include of others, which have their own lines above it.
+# Which other folders a folder may include; each of these has its line above the folder's.
 ROOMS = {
     "base": "",
     "nccl": "base",
@@ -31,12 +31,12 @@ ROOMS = {
 
 
 def included_by(file):
-    """The paths that a source includes of csrc."""
+    """Returns the paths below csrc that a source includes."""
     return re.findall(r'^\s*#\s*include\s*"(.*?)"', file.read_text(), re.MULTILINE)
 
 
 def room_of(file):
-    return file.relative_to(CSRC).parts[0].removesuffix(".cpp")  # bindings.cpp, of bindings/
+    return file.relative_to(CSRC).parts[0].removesuffix(".cpp")  # bindings.cpp is of bindings/
 
 
 def test_no_folder_includes_what_stands_above_it():
@@ -55,14 +55,14 @@ def test_no_folder_includes_what_stands_above_it():
 
 
 def test_every_folder_includes_each_that_it_may():
-    """What a folder no longer needs is no longer allowed."""
+    """ROOMS has to forbid what a folder does not include."""
     for room, others in ROOMS.items():
         sources = (file for file in SOURCES if room_of(file) == room)
         used = {path.split("/")[0] for file in sources for path in included_by(file)}
         assert set(others.split()) <= used, f"{room} does without {set(others.split()) - used}"
 
 
-# Parts of one name: of both libraries for the CPU, or of a library and of the code above it.
+# Names that two parts share: of both CPU libraries, or of a library and of the code above it.
 TWINS = {
     "Api": "gloo shm/api",
     "Comm": "gloo shm",
@@ -76,7 +76,7 @@ TWINS = {
 
 
 def test_a_files_name_stands_for_one_part():
-    """Files of bindings/ and backend/ have the names of what they make public."""
+    """Files of bindings/ and backend/ are exempt: they have the names of what they make public."""
     folders = {}
     for file in SOURCES:
         if room_of(file) not in {"bindings", "backend"}:
@@ -86,7 +86,7 @@ def test_a_files_name_stands_for_one_part():
 
 
 def test_the_table_of_nccls_functions_is_named_by_two_libraries_alone():
-    """Above the seam, nobody has more than a Library."""
+    """Code above the seam knows a Library, not its table."""
     naming = {room_of(file) for file in SOURCES if re.search(r"\bNcclApi\b", file.read_text())}
     assert naming == {"nccl", "shm"}
 
@@ -98,7 +98,7 @@ def test_only_one_file_tells_torch_versions_apart():
 
 
 def test_one_file_starts_threads():
-    """So each has its name, and csrc/README.md can list the ways to use one."""
+    """So each thread has a name, and csrc/README.md can list the ways to use a thread."""
     starts = re.compile(
         r"std::j?thread(\s+\w+)?\s*[({]|\w*threads?_?\.emplace_back\(|std::async|pthread_create"
     )
@@ -107,13 +107,13 @@ def test_one_file_starts_threads():
 
 
 def test_text_does_not_depend_on_the_locale():
-    """A program's std::locale::global() would change the numbers that ranks tell each other."""
+    """Else a program's std::locale::global() would change the numbers in texts between ranks."""
     found = [file for file in SOURCES if re.search(r"std::[io]?stringstream", file.read_text())]
     assert found == [CSRC / "base/TextStreams.hpp"]
 
 
 def test_one_file_calls_the_functions_for_atomic_shared_pointers():
-    """Standard libraries deprecate them: libstdc++ 14 in a way that -Werror turns into an error."""
+    """Standard libraries deprecate these functions: an error with libstdc++ 14 and -Werror."""
     calls = re.compile(r"std::atomic_(load|store|exchange|compare_exchange_\w+)\(")
     found = [file for file in SOURCES if calls.search(file.read_text())]
     assert found == [CSRC / "base/AtomicShared.hpp"]

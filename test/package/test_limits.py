@@ -1,4 +1,4 @@
-"""What a limit of a test has ended is gone, limits are those of the machine, samples are whole."""
+"""A program that a test's limit ends is gone; limits fit the machine; samples have every value."""
 
 import itertools
 import subprocess
@@ -21,7 +21,7 @@ workers[0].wait()
 
 
 def gone(pid):
-    """Whether there is no such process, or one that has ended."""
+    """Returns whether the process does not exist or has ended."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] in "ZX"
@@ -46,7 +46,7 @@ def test_limits_grow_with_the_pace_of_the_machine_up_to_tenfold(monkeypatch):
     monkeypatch.setattr(limits, "_pace", 1.0)
     assert limits.grown(20) == 20
     limits.set_pace(3)
-    limits.set_pace(0.5)  # of a second process, which had the machine for itself
+    limits.set_pace(0.5)  # as of a second process, with the machine to itself
     assert limits.grown(20) == 60
     limits.set_pace(1000)
     assert limits.grown(20) == 200
@@ -68,7 +68,7 @@ def test_a_sample_does_not_tie_one_parameter_to_another():
 
 
 class Call:
-    """What a call of a test is to the sampling."""
+    """Stands in for a call of a test, with what the sampling reads of it."""
 
     def __init__(self, test, value, marker):
         self.path = test.partition("::")[0]

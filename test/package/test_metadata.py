@@ -1,7 +1,7 @@
-"""What the metadata asks pip for: the torches that there is a build for, and no other instead.
+"""What the metadata asks pip for: the torches that a build exists for, and no other.
 
-pip runs in an environment with a torch of no more than its version; its index is a folder of empty
-wheels, so nothing is downloaded or compiled.
+pip runs in an environment whose torch is only a version; its index is a folder of empty wheels, so
+nothing is downloaded or compiled.
 """
 
 import importlib.metadata
@@ -31,7 +31,7 @@ BARE = re.compile(r"torchcomms_pg|TORCH|PIP_|PYTHON")
 
 @pytest.fixture
 def sources(tmp_path):
-    """The checkout without csrc/: as much as metadata is made of."""
+    """The files of the checkout from which the metadata is made, without csrc/."""
     folder = tmp_path / "sources"
     folder.mkdir()
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
@@ -44,7 +44,10 @@ def sources(tmp_path):
 
 
 def environment_with(folder, version):
-    """A virtual environment with this Python's pip and setuptools, and a torch of this version."""
+    """Makes an environment with this Python's pip and setuptools, and an empty torch.
+
+    Returns the environment's Python.
+    """
     venv.create(folder, symlinks=True)
     (packages,) = folder.glob("lib/python3*/site-packages")
     for module in ("pip", "setuptools", "_distutils_hack"):
@@ -75,7 +78,7 @@ def run(*command, cwd, **variables):
 
 
 def would_install(python, sources, *arguments, **variables):
-    """What `pip install --no-build-isolation ARGUMENTS` would install, or its output in a list."""
+    """Returns what `pip install --no-build-isolation ARGUMENTS` would install, or [its output]."""
     index = sources.parent / "index"
     if not index.exists():
         index.mkdir()
@@ -131,7 +134,7 @@ def test_a_torch_that_the_sources_are_not_for_is_refused_before_another_takes_it
         in said
     )
     assert "TORCHCOMMS_PG_ANY_TORCH=1 pip install --no-build-isolation" in said
-    # To try it leaves it where it is, too.
+    # TORCHCOMMS_PG_ANY_TORCH=1 tries that torch, and does not replace it.
     names = would_install(python, sources, *what, TORCHCOMMS_PG_ANY_TORCH="1")
     assert [name for name in names if name.startswith("torch")] == ["torchcomms_pg-0.1.0"]
 
@@ -146,7 +149,7 @@ def test_type_checkers_see_an_editable_install(sources):
     done = run(python, "-m", "pip", *install, cwd=sources)
     assert done.returncode == 0, done.stdout
     (file,) = (sources.parent / "env").glob("lib/python3*/site-packages/*torchcomms_pg*.pth")
-    # A folder, which they look into, and no statement, which they do not run.
+    # Type checkers read a folder's name in the file, but do not run a statement.
     assert file.read_text().split() == [str(sources)]
     assert (sources / "torchcomms_pg/py.typed").is_file()
 
@@ -155,7 +158,7 @@ def test_type_checkers_see_an_editable_install(sources):
 
 
 def part(folder, minor, extension=b"built", public="0.1.0"):
-    """A wheel as `pip wheel` makes it for one torch, and what its torch has compiled in."""
+    """Writes a wheel as `pip wheel` makes it for one torch, and the headers.json of that torch."""
     info = f"torchcomms_pg-{public}.dist-info"
     place = folder / minor
     place.mkdir(parents=True)
@@ -209,7 +212,7 @@ def test_the_version_of_a_wheel_says_its_torches_and_is_another_when_its_content
     versions = [name.removeprefix("torchcomms_pg-").removesuffix(".dist-info") for name in names]
     for version, torches in zip(versions, ["torch215"] * 3 + ["torch213.torch215"], strict=True):
         assert re.fullmatch(rf"0\.1\.0\+{torches}\.h[0-9a-f]{{8}}", version)
-        assert str(Version(version)) == version  # pip normalises nothing of it
+        assert str(Version(version)) == version  # pip does not normalise it
     metadata = (tmp_path / "4/unpacked" / names[3] / "METADATA").read_text()
     data = names[3].replace(".dist-info", ".data")
     assert (tmp_path / "4/unpacked" / data / "data/share/doc/torchcomms_pg/api.md").is_file()
@@ -245,9 +248,9 @@ def test_what_is_compiled_in_has_its_version_in_torchs_headers_and_its_license_i
     assert set(found) == {file.stem for file in (ROOT / "licenses").iterdir()}
     for version in found.values():
         assert re.fullmatch(r"\d+\.\d+\.\d+", version) and version != "0.0.0"
-    # Each license is that of torch's own copy, where this torch was installed with it.
+    # The file of torch's own copy contains each license, if this torch was installed with the file.
     about = importlib.metadata.distribution("torch")
     for name in found:
         text = about.read_text(f"licenses/third_party/{name}/LICENSE")
-        # A version of fmt adds an exception, of which no use is made.
+        # A version of fmt adds an exception, which this project does not use.
         assert text is None or (ROOT / "licenses" / f"{name}.txt").read_text().strip() in text

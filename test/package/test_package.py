@@ -1,5 +1,5 @@
-"""What a user of the installed package relies on: it imports everywhere, says what is wrong
-where it cannot, and its types are those of the compiled module."""
+"""What a user of the installed package relies on: it imports everywhere or says what is wrong, and
+its type stub describes the compiled module."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BARE = {"PATH": "/usr/bin:/bin"}  # none of this process's variables
 
 
 def test_version_is_that_of_the_metadata():
-    # After a plus sign a wheel says for which torches it is.
+    # A wheel's version names its torches after a plus sign.
     public = importlib.metadata.version("torchcomms_pg").partition("+")[0]
     assert torchcomms_pg.__version__ == public
 
@@ -91,8 +91,8 @@ def test_wheel_has_everything_and_nothing_else(tmp_path):
 @pytest.mark.slow
 @pytest.mark.torch_version
 def test_imports_without_gpu_driver_or_nccl_package():
-    # A CUDA build of torch maps libnccl by itself; a CPU build leaves it to us, and we wait
-    # until it is used.
+    # A CUDA build of torch loads libnccl itself. With a CPU build torchcomms_pg loads libnccl, but
+    # not before the first use.
     run = run_python(
         "-c",
         """
@@ -135,11 +135,10 @@ def test_extension_exports_nothing_of_its_own_but_what_is_looked_up_by_name():
     dump = subprocess.run(
         ["nm", "-DC", "--defined-only", _C.__file__], capture_output=True, text=True, check=True
     )
-    # What else is exported are templates of torch, pybind11 and the standard library, which want
-    # it so.
+    # The other exports are templates that torch, pybind11 and the standard library export.
     symbols = [line.split(maxsplit=2)[2] for line in dump.stdout.splitlines()]
     own = [name for name in symbols if name.startswith(("torchcomms_pg", "PyInit"))]
-    # The module's entry, and torch's pluggable allocator.
+    # The module's entry, and the functions that torch's pluggable allocator looks up.
     module = pathlib.Path(_C.__file__).name.split(".")[0]
     assert sorted(own) == [f"PyInit_{module}", "torchcomms_pg_allocate", "torchcomms_pg_free"]
 
@@ -201,7 +200,7 @@ def test_extension_was_built_for_the_torch_that_runs():
 @pytest.mark.parametrize("module", ["env", "nccl"])
 def test_what_is_run_as_a_module_warns_of_nothing(module):
     run = run_python("-W", "error", "-m", f"torchcomms_pg.{module}")
-    # Without any libnccl the second says so in its last line.
+    # Without a libnccl, torchcomms_pg.nccl says so in its last line.
     assert "RuntimeWarning" not in run.stderr
     assert run.stdout or "libnccl" in run.stderr.splitlines()[-1], run.stderr
 
@@ -233,7 +232,7 @@ def test_modules_that_are_run_have_help(module):
 @pytest.mark.torch_version
 def test_the_extension_does_not_show_where_the_torch_of_its_build_lay():
     content = pathlib.Path(_C.__file__).read_bytes()
-    assert b"torch/include/c10/" in content  # what torch's checks say
+    assert b"torch/include/c10/" in content  # from the messages of torch's checks
     assert b"site-packages/torch/include" not in content
 
 
@@ -245,7 +244,7 @@ def document(name):
 
 
 def test_each_command_of_the_documents_is_in_the_package():
-    """Whoever has installed it has neither tools/ nor test/."""
+    """A user of the installed package has neither tools/ nor test/."""
     texts = [document("README.md"), *(file.read_text() for file in (ROOT / "docs").glob("*.md"))]
     modules = set(re.findall(r"python -m (torchcomms_pg[\w.]*\w)", "\n".join(texts)))
     assert {"torchcomms_pg.env", "torchcomms_pg.nccl", "torchcomms_pg.trace"} <= modules
@@ -286,14 +285,14 @@ def test_workflows_and_hooks_call_what_there_is():
         called |= set(re.findall(r"(?<![\w./-])((?:tools|\.ci|test)/[\w./]*\w)", text))
     assert {".ci/run", "tools/wheel", "tools/lint"} <= called
     assert not [name for name in called if not (ROOT / name).is_file()]
-    # Wheels are checked with a torch that there is an environment for.
+    # The workflow checks wheels in environments of torches that requirements/ pins.
     wheels = (ROOT / ".github/workflows/wheels.yml").read_text()
     for minor in re.findall(r"\.venv-([\d.]+)/", wheels):
         assert (ROOT / f"requirements/torch-{minor}.txt").is_file()
 
 
 def anchors(text):
-    """What GitHub makes of the headings."""
+    """Returns the anchors that GitHub makes of the headings."""
     text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
@@ -320,7 +319,7 @@ def test_every_link_of_the_documents_leads_somewhere_and_the_index_has_every_pag
 
 
 def test_the_readme_is_short_and_lists_the_files_of_the_cpu_path_with_their_lines():
-    """Where a file of the list is split or renamed, README.md has the only copy of the list."""
+    """README.md has the only copy of the list, and has to follow a file that is renamed."""
     text = document("README.md")
     assert text.count("\n") <= 160
     said = int(re.search(r"about ([\d,]+) lines", text).group(1).replace(",", ""))
@@ -332,7 +331,7 @@ def test_the_readme_is_short_and_lists_the_files_of_the_cpu_path_with_their_line
         text=True,
         timeout=PROGRAM_LIMIT,
     )
-    assert run.returncode == 0, run.stderr  # a name that no file has
+    assert run.returncode == 0, run.stderr  # else the list names a file that does not exist
     counted = int(run.stdout.split()[-2])
     assert abs(counted - said) <= 0.05 * counted, f"README.md says {said} lines, they are {counted}"
 
@@ -347,7 +346,7 @@ def test_the_reference_has_each_hook_and_what_it_is_given():
     names += ["CommOptions", "TorchWork", "OpName", "RemovableHandle"]
     names += [name for name in dir(_comms.OpName) if not name.startswith("_")]
     missing = {name for name in names if not re.search(rf"\b{name}\b", text)}
-    assert missing <= {"name", "value"}, missing  # of every enumeration
+    assert missing <= {"name", "value"}, missing  # attributes of every enumeration
     assert re.search(r"^## Graphs of an accelerator$", text, re.MULTILINE)
 
 
@@ -370,7 +369,7 @@ def test_the_page_of_all_variables_is_the_one_that_the_code_gives():
 
 
 def test_the_environments_page_has_each_variable_of_the_users_of_nccl():
-    """What has its effect, and what has none: each on a line of its own table."""
+    """Each variable is in a row of a table with three columns, with or without an effect."""
     text = document("docs/environment.md")
     for name in (
         "TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_NAN_CHECK",
@@ -496,7 +495,7 @@ def test_the_database_of_commands_has_each_file_with_a_command_that_compiles_it(
 
 
 def test_a_libstdcxx_that_is_linked_statically_is_no_ones_else(setup_py, monkeypatch, tmp_path):
-    # Its unique symbols, the numbers of locales' facets among them, would be shared with torch's.
+    # Exported unique symbols, such as the ids of locale facets, would be shared with torch's copy.
     monkeypatch.setattr(setup_py, "ROOT", tmp_path)
     monkeypatch.setattr(setup_py, "package_version", lambda: "0")
     monkeypatch.setenv("LDFLAGS", "-static-libstdc++")
@@ -573,7 +572,7 @@ def public(name: str) -> bool:
 
 
 def differences(path: str, stub: list[ast.stmt], real: dict[str, object]) -> list[str]:
-    """Compares the body of the stub's module or class with the attributes of the real one."""
+    """Returns how the stub of a module or class differs from the attributes of the real one."""
     found = []
     functions: dict[str, list[ast.FunctionDef]] = {}
     classes: dict[str, ast.ClassDef] = {}
@@ -588,13 +587,13 @@ def differences(path: str, stub: list[ast.stmt], real: dict[str, object]) -> lis
         elif isinstance(node, ast.Assign):
             variables.update(ast.unparse(target) for target in node.targets)
     in_stub = {*functions, *classes, *variables}
-    # pybind11 gives every enum these.
+    # pybind11 gives these to every enum.
     skipped = {"name", "value"} if "__members__" in real else set()
     wanted = {name for name in real if public(name) or name == "__init__"} - skipped
     if (getattr(real.get("__init__"), "__doc__", None) or "").startswith("Initialize self."):
-        wanted -= {"__init__"}  # not a constructor, but what says that there is none
+        wanted -= {"__init__"}  # pybind11's own, which raises since the class has no constructor
     found += [f"{path}{name}: not in the stub" for name in sorted(wanted - in_stub)]
-    # A private name in the stub is its own help (a TypeVar, say).
+    # A private name, such as a TypeVar, may be in the stub alone.
     stated = {name for name in in_stub if public(name) or name.endswith("__")}
     found += [f"{path}{name}: only in the stub" for name in sorted(stated - set(real))]
     for name, node in classes.items():

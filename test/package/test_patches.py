@@ -1,4 +1,4 @@
-"""Each change that torchcomms_pg makes to torch is still needed, works, and leaves others alone."""
+"""Each patch of torch is still needed, works, and leaves groups of other backends alone."""
 
 import datetime
 
@@ -87,7 +87,7 @@ def test_timeouts_reach_the_backend(world):
 
 
 def wait_for_nobody(limit):
-    """Rank 0 alone calls a barrier; the seconds until it fails."""
+    """Calls a barrier on rank 0 alone; returns the seconds until it fails there, else None."""
     import time
 
     group = dist.new_group(timeout=datetime.timedelta(seconds=0.5))

@@ -1,4 +1,4 @@
-"""How many functions of the extension lie between c10d's call and the wait for another rank."""
+"""Counts the extension's functions between c10d's call and the wait for another rank."""
 
 import ctypes
 import os
@@ -36,7 +36,7 @@ def _sleeps_in_futex(pid):
 
 
 def _frames_of_the_extension(stack):
-    """Of the first whole stack that has any."""
+    """Returns the extension's frames in the first complete stack that has any."""
     *whole, _ = stack.read_text().split("\n\n") if stack.exists() else [""]
     for each in whole:
         if ours := [frame for frame in each.splitlines() if "torchcomms_pg/_C" in frame]:

@@ -30,7 +30,7 @@ ALONE = """
 
 
 def alone(first="import torchcomms_pg", **env):
-    """In a fresh interpreter. (exit code, output)"""
+    """Runs ALONE in a fresh interpreter; returns (exit code, output)."""
     code = f"import torch, torch.distributed as dist\n{first}\n"
     done = run_python("-c", code + textwrap.dedent(ALONE), **env)
     return done.returncode, done.stdout + done.stderr
@@ -38,7 +38,7 @@ def alone(first="import torchcomms_pg", **env):
 
 def test_import_registers_the_name_for_cpu_and_cuda():
     assert "torchcomms" in dist.Backend.backend_list
-    # Then comes what other tests of this process have added.
+    # Other tests of this process may have added devices after these.
     assert dist.Backend.backend_capability["torchcomms"][:2] == ["cpu", "cuda"]
     assert dist.Backend.backend_type_map["torchcomms"] == dist.ProcessGroup.BackendType.CUSTOM
 
@@ -52,7 +52,7 @@ def test_registering_again_changes_nothing():
 
 @pytest.mark.slow
 def test_register_fails_closed_when_the_name_is_taken():
-    """The other creator stays in place, and nobody gets it while believing it is this one."""
+    """The other creator stays in place, and no program takes it for this backend."""
     done = run_python(
         "-c",
         """
@@ -128,7 +128,7 @@ def alone_with(args, backend):
 
 
 def test_cpu_torchcomms_with_cuda_nccl_works_or_torch_itself_refuses():
-    """Where torch was built without NCCL or has no GPU, the refusal is torch's, not ours."""
+    """If torch was built without NCCL or sees no GPU, torch refuses, and not torchcomms_pg."""
     if torch.cuda.is_available():
         pytest.skip("test_mixed_backend_strings covers it")
     with Ranks(1, init=False) as ranks:
@@ -177,7 +177,7 @@ def test_options_of_a_wrong_type_are_refused():
 
 @pytest.mark.slow
 def test_the_torchcomms_package_with_its_switch_on_is_a_clear_error(tmp_path, monkeypatch):
-    """TORCH_DISTRIBUTED_USE_TORCHCOMMS=1 would hand our name to another project's package."""
+    """The switch would give the name torchcomms to another project's package."""
     fake = tmp_path / "torchcomms"
     fake.mkdir()
     contents = """

@@ -1,4 +1,4 @@
-"""The tools on other people's machines: which torch they take, and what they say where they cannot.
+"""The tools on other machines: which torch they choose, and what they say if they cannot run.
 
 The package index is a folder of empty wheels named torch, so nothing is downloaded.
 """
@@ -39,7 +39,7 @@ def write_wheel(folder, name, version):
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A checkout with what tools/_env reads, and a tool that installs torch and nothing else."""
+    """A checkout with what tools/_env reads, and a tool that installs only torch and NCCL."""
     for name in ("tools", "requirements"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
@@ -56,7 +56,7 @@ def checkout(tmp_path):
 
 
 def make_environment(checkout, name):
-    """One with this Python's pip, in place of the copy that takes venv seconds to unpack."""
+    """Makes an environment that links to this Python's pip, as venv takes seconds to unpack one."""
     venv.create(checkout / name, symlinks=True)
     (packages,) = (checkout / name).glob("lib/python3*/site-packages")
     (packages / "pip").symlink_to(pathlib.Path(pip.__file__).parent)
@@ -86,7 +86,7 @@ def last_line(done):
 
 def test_without_a_wish_the_newest_torch_of_the_range_is_taken_and_kept(checkout):
     assert last_line(run(checkout)) == "torch 2.15.0 in .venv"
-    # What came later, or may no longer be had, changes nothing for an environment that there is.
+    # An environment that exists keeps its torch, even if the index has no torch any more.
     with (checkout / "pyproject.toml").open("a") as file:
         file.write("# changed\n")
     assert last_line(run(checkout, index="nothing")) == "torch 2.15.0 in .venv"
@@ -97,7 +97,7 @@ def test_a_constraint_is_obeyed_and_a_version_wished_for_has_its_own_environment
     make_environment(checkout, ".venv-2.13")
     assert last_line(run(checkout, "torch<=2.14.1")) == "torch 2.14.1 in .venv"
     assert last_line(run(checkout, TORCH="2.13")) == "torch 2.13.0 in .venv-2.13"
-    # The one that is there need not be there twice.
+    # .venv has this torch, so no second environment is made.
     assert last_line(run(checkout, TORCH="2.14")) == "torch 2.14.1 in .venv"
 
 
@@ -152,10 +152,10 @@ def test_a_python_that_is_asked_for_has_an_environment_of_its_own(checkout):
         done = run_python(checkout / "tools/_torch.py", "name", env=env, **variables)
         return done.stdout.split()[0]
 
-    assert name() == ".venv"  # goes on with the Python that it has
+    assert name() == ".venv"  # keeps its Python
     assert name(PYTHON=sys.executable) == f".venv-{python}"
     assert name(PYTHON=sys.executable, TORCH="2.13") == f".venv-2.13-{python}"
-    assert name(PYTHON=sys.executable, TORCH="2.14") == ".venv-2.14"  # there is none yet
+    assert name(PYTHON=sys.executable, TORCH="2.14") == ".venv-2.14"  # does not exist yet
     packages = checkout / f".venv-{python}/lib/{python}/site-packages"
     (packages / "torch-2.13.0+cpu.dist-info").mkdir(parents=True)
     assert name(PYTHON=sys.executable, TORCH="2.13") == f".venv-{python}"
@@ -248,7 +248,7 @@ def test_a_full_disk_is_told_as_one(checkout):
 
 
 def test_a_disk_that_filled_while_an_environment_was_made_is_told(checkout, tmp_path):
-    """venv prints no more than the command that failed."""
+    """venv does not print why the command failed."""
     python = tmp_path / "python"
     python.write_text(
         f'#!/bin/sh\ncase "$*" in *"-m venv"*) exit 1 ;; esac\nexec {sys.executable} "$@"\n'
