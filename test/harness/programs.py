@@ -34,6 +34,11 @@ def run_program(command, timeout=PROGRAM_LIMIT, **options):
     with subprocess.Popen(command, text=True, **options) as program:
         try:
             output, errors = program.communicate(timeout=limits.grown(timeout))
+        except subprocess.TimeoutExpired as late:
+            end_tree(program.pid)
+            output, errors = program.communicate()
+            late.add_note(f"Its output ends:\n{((output or '') + (errors or ''))[-4000:]}")
+            raise
         except BaseException:
             end_tree(program.pid)
             raise

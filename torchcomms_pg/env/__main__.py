@@ -1,4 +1,4 @@
-"""``python -m torchcomms_pg.env``: prints every variable with its value or default.
+"""``python -m torchcomms_pg.env``: prints the variables with their values or defaults.
 
 With ``--markdown`` the command prints docs/variables.md.
 """
@@ -13,8 +13,11 @@ from torchcomms_pg.env import VARIABLES
 PAGE = """\
 # Variables
 
-Everything in the environment that torchcomms_pg reads, written by
-`python -m torchcomms_pg.env --markdown`; without the option that command shows the values in force.
+The environment variables that torchcomms_pg defines or takes over from torch's `nccl` and NCCL.
+This page is the output of `python -m torchcomms_pg.env --markdown`. Without the option the command
+shows the values in force. The variables of torchrun (`RANK`, `MASTER_PORT`) and of torch's Gloo
+(`GLOO_SOCKET_IFNAME`, `GLOO_DEVICE_TRANSPORT`) are also read, as torch reads them.
+
 Variables are read when a group is created. [environment.md](environment.md) has the effect of each
 that torch's `nccl` knows, and of those that have none here. What a build reads is in the first
 lines of `setup.py`, what the tools read in those of `tools/_env`.
@@ -37,8 +40,8 @@ def main() -> None:
     """Prints the variables."""
     parser = argparse.ArgumentParser(
         prog="python -m torchcomms_pg.env",
-        description="Lists every environment variable that torchcomms_pg reads: its value or "
-        "default, and its meaning.",
+        description="Lists the environment variables that torchcomms_pg defines or takes over: "
+        "their values or defaults, and their meanings.",
     )
     parser.add_argument("--markdown", action="store_true", help="print them as docs/variables.md")
     if parser.parse_args().markdown:
