@@ -1,8 +1,8 @@
 """Runs a program, records all its operations, and reports what would go wrong over NCCL.
 
-This command runs once for each rank that torchrun starts, or once in all. It runs the program as a
-child process, which writes its recorder's dump into a folder when it ends. So do ranks that the
-program itself starts. Under torchrun the commands then send the dumps to rank 0's command, through
+This command runs once for each rank that torchrun starts, and once without torchrun. The program is
+its child process. The program, and ranks that it starts, write their recorders' dumps into a folder
+when they end. Under torchrun the commands then send the dumps to rank 0's command, through
 torchrun's own store: that store outlives the program and reaches all hosts.
 """
 

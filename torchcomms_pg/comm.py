@@ -200,7 +200,8 @@ class TorchComm(Operations, Handle):
         """Returns how late each rank arrives at collectives, by the latest collectives.
 
         Returns:
-            An entry for each rank, in their order; an empty list until 16 or more steps have ended.
+            An entry for each rank, in their order; an empty list until 16 or more training steps
+            have ended.
 
         Raises:
             RuntimeError: the communicator has one rank or has ended, or its store does not answer

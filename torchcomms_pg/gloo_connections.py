@@ -11,8 +11,8 @@ from typing import Any
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-# The class itself, for its options and devices, even if a caller has replaced dist.ProcessGroupGloo
-# by a function that makes the connections.
+# Torch's class, for its options and devices. A caller may have replaced dist.ProcessGroupGloo by a
+# function that makes the connections.
 GLOO: Any = getattr(_distributed_c10d, "ProcessGroupGloo", None)
 
 # Addresses reserved for documentation (RFC 5737, RFC 3849): only the default route leads to them.

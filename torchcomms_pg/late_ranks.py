@@ -45,7 +45,8 @@ def lateness(group: dist.ProcessGroup | None = None) -> list[RankLateness]:
         group: by default the default group.
 
     Returns:
-        An entry for each rank, in their order; an empty list until 16 or more steps have ended.
+        An entry for each rank, in their order; an empty list until 16 or more training steps
+            have ended.
 
     Raises:
         RuntimeError: the group is of another backend and not watched, has one rank or no backend

@@ -266,7 +266,8 @@ class Operations:
         """Does the same as `all_gather`, with one tensor as output.
 
         Args:
-            output: contiguous, of size x input.numel() elements; gets the inputs in rank order.
+            output: contiguous, of get_size() * input.numel() elements; gets the inputs in rank
+                order.
             input: of equal size on all ranks.
 
         Example:
@@ -356,8 +357,8 @@ class Operations:
 
         Args:
             output: gets the reduction of this rank's part.
-            input: contiguous, of size x output.numel() elements: the parts for the ranks, one after
-                another.
+            input: contiguous, of get_size() * output.numel() elements: the parts for the ranks, one
+                after another.
             op: the reduction; see `all_reduce`.
 
         Example:
@@ -565,8 +566,8 @@ class Operations:
         """Does the same as `gather`, with one tensor as output.
 
         Args:
-            output: on `root` contiguous, of size x input.numel() elements; gets the inputs in rank
-                order. Ignored on the other ranks, which may pass None.
+            output: on `root` contiguous, of get_size() * input.numel() elements; gets the inputs in
+                rank order. Ignored on the other ranks, which may pass None.
             input: of equal size on all ranks.
             root: the rank that gets the inputs, from 0.
 

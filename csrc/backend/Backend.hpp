@@ -184,7 +184,7 @@ class Backend final : public latest::Backend {
   CommPtr communicator(const char* what, at::Device device, std::optional<int> peer = std::nullopt);
 
  private:
-  // Makes a shrunk group from its finished communicators.
+  // Makes a shrunk group from communicators that shrink() has made.
   Backend(
       c10::intrusive_ptr<c10d::Store> store,
       const std::vector<CommPtr>& comms,

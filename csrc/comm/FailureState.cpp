@@ -244,7 +244,7 @@ std::exception_ptr FailureState::asyncError(const Operation& op) {
 
 void FailureState::meet(const Failure& failure) const {
   if ((failure.endsProcess || ending_.load(std::memory_order_acquire)) && !inAbortHook) {
-    awaitHooks();  // the hooks' thread writes the records, or ends the process
+    awaitHooks();  // the hooks' thread writes the dumps, and may end the process itself
     endProcess(failure.message);
   }
 }

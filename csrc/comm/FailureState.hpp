@@ -55,10 +55,11 @@ class FailureState {
   // Returns whether a call has raised the failure, or an operation has ended with it.
   bool told() const { return told_.load(std::memory_order_relaxed); }
 
-  // Sets whether a failure ends the process when the hooks have run, unless a call requested the
-  // failure. After a failure of other ranks, this rank's next call ends the process. Calls that
-  // meet the failure before then neither return nor raise. On an accelerator the library is not
-  // aborted, since its streams would then go on with data that was not reduced.
+  // Sets whether a failure ends the process, unless a call requested the failure (see Cause). A
+  // failure that this rank met ends the process when the hooks have run; until then, calls that
+  // meet the failure block. A failure found elsewhere ends it in this rank's next call. On an
+  // accelerator the library is not aborted, since its streams would then go on with data that was
+  // not reduced.
   void setEndsProcess(bool endsProcess) {
     endsProcess_.store(endsProcess, std::memory_order_relaxed);
   }

@@ -16,8 +16,9 @@ namespace torchcomms_pg {
 // How an operation has ended.
 struct OpEnd {
   bool completed = false;
-  Clock::duration lasted{0};  // since its issue; a lower limit if a thread polls for its end
-  bool known = true;          // false if its group ended before the outcome was known
+  // From the issue to the end. If a thread polls for the end: to when the operation last ran.
+  Clock::duration lasted{0};
+  bool known = true;  // false if its group ended before the outcome was known
 };
 
 // Sums over a group's ended operations, and the number in flight. The group's InFlightOps writes

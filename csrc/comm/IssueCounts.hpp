@@ -27,7 +27,7 @@ class IssueCounts {
   void takeBack(const Operation& op);
 
   uint64_t collectives() const { return collectives_.load(std::memory_order_relaxed); }
-  // Returns the counts, with peers by their global ranks.
+  // Returns the counts, in which global ranks identify the peers.
   GroupCounts all(uint64_t group, const std::vector<int64_t>& globalRanks) const;
 
  private:

@@ -38,8 +38,8 @@ class RecorderSet {
   // Enters an operation that is being issued. An operation that a graph captures is only counted.
   void record(PreparedOp& call);
 
-  // Writes the process's recorder to its file, if it is in this set, and asks other ranks to write
-  // theirs. Has an effect once.
+  // If the process's recorder is in this set, writes it to its file, and asks other ranks to write
+  // theirs. Only the first call does so.
   void dump();
 
  private:

@@ -78,8 +78,8 @@ using Connecting =
 // ranks are on several hosts or in several containers, they cannot share memory: `elsewhere` then
 // makes the communicator. If `elsewhere` is null, the result has no communicator. Raises CommError:
 // - if ranks do not arrive within the timeout, naming them;
-// - if a rank has died, naming it, within a second. A rank of the dead rank's host must have
-//   arrived and know the process, from `known` or from the dead rank's value in the store;
+// - if a rank has died, naming it, within a second. This needs a rank of the same host that has
+//   arrived and knows the process, from `known` or from the dead rank's value in the store;
 // - if a rank cannot join, with its reason on all ranks;
 // - if the store is gone, naming no rank unless a known rank has died with it.
 JoinResult joinOnHost(

@@ -22,8 +22,8 @@ namespace torchcomms_pg::gloo {
 // or cannot be made does not prove that the peer is at fault. Thread-safe.
 class GroupFailure : public std::enable_shared_from_this<GroupFailure> {
  public:
-  // `rank`: this process's rank. `died` returns how a rank's process has ended, with its name, or ""
-  // if it may still run.
+  // `rank`: this process's rank. `died` returns a rank's name and how its process has ended, or ""
+  // if the process may still run.
   GroupFailure(
       c10::intrusive_ptr<c10d::Store> store, int rank, std::function<std::string(int rank)> died)
       : store_(std::move(store)), rank_(rank), died_(std::move(died)) {}
@@ -86,8 +86,8 @@ class GroupFailure : public std::enable_shared_from_this<GroupFailure> {
   // their deadline.
   void write(std::string key, std::string text);
 
-  // announce() makes the next probe on each host read the keys of the group's store; call it after
-  // a write. news() returns the number of announcements.
+  // After a write, announce() makes each host read the keys of the group's store at its next look
+  // (Comm::probe). news() returns the number of announcements.
   static void announce(c10d::Store& group) { group.add(kNewsKey, 1); }
   static int64_t news(c10d::Store& group) {
     // add() would make a missing key

@@ -52,8 +52,8 @@ class DiagnosisProtocol {
     int turns = 1;
     std::function<void(const std::string& text)> print;  // prints a verdict, or its end
     std::function<void()> dump;  // called when another rank asks; must not block or throw
-    // True if the group goes on after a verdict. The verdict may be ended later, and others may
-    // follow.
+    // True if the group goes on after a verdict. The verdict stands until its operation ends, and
+    // others may follow.
     bool goesOn = false;
   };
 

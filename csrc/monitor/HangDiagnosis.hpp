@@ -104,7 +104,7 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
   // Called with mutex_ held, as are the next six functions.
   void put(const DiagnosisRequest& request, Clock::time_point now);
   void wake();
-  // Returns why a verdict that has been awaited since `since` is awaited no longer, or "".
+  // Returns why to stop waiting for a verdict that was requested at `since`, or "" to wait on.
   std::string tooLong(Clock::duration since, Clock::time_point now);
   bool wanted() const;
   std::optional<Clock::time_point> next(Clock::time_point now) const;

@@ -45,8 +45,8 @@ struct PreparedOp {
   std::variant<Calls, Collective, Message> task;
   // Tensors whose memory `task` uses and no other member keeps.
   std::vector<at::Tensor> buffers;
-  // Copies into contiguous buffers of `task`. copyInputs() makes them before the launch, in the
-  // order of the stream, since earlier operations may still write to the tensors.
+  // The copies that copyInputs() makes into contiguous buffers of `task`: before the launch, in the
+  // order of the stream, since earlier operations may still write to the copied tensors.
   Copies copies;
   // Runs after `task`, in the order of the stream: copies results or reduces locally. May be null.
   std::function<void()> epilogue;

@@ -34,8 +34,8 @@ struct Thread {
   // Operations that the thread has begun to issue; the innermost is the last. An operation whose
   // call raises has no post hook, and stays until the thread's next operation.
   std::vector<Call> calls;
-  // The synchronous operation whose call returned last, until the thread's next call: the thread is
-  // taken to wait for the operation.
+  // The synchronous operation whose call returned last. The thread is assumed to wait for it until
+  // the thread's next call.
   std::weak_ptr<WatchedOp> waiting;
   // True if `told` gets the time of that operation's end. The fields below then describe the
   // operation, which may be gone by its end.

@@ -39,7 +39,7 @@ class Group:
 
 
 def settle(dumps: Mapping[int, Dump]) -> None:
-    """Gives all entries of one group one `Group`, and makes senders and receivers global ranks."""
+    """Gives a group's entries one `Group`, and replaces senders and receivers by global ranks."""
     names: dict[str, dict[int, list[Group]]] = defaultdict(dict)
     for rank, dump in dumps.items():
         for group in dict.fromkeys(entry.group for entry in dump.entries):

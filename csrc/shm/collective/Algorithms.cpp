@@ -57,8 +57,7 @@ class Execution {
     const bool reduces = c_.kind == CollectiveKind::allReduce || c_.kind == CollectiveKind::reduce;
     return reduces && bytes(c_.count) > oneShotBytes(ranks_);
   }
-  // Returns how many of c_.count elements one step handles, unless the ranks share the work of
-  // reducing.
+  // Returns how many of c_.count elements one step handles. Not for operations that are shared().
   size_t capacity() const;
   // Returns whether a rank stages a separate part for each other rank.
   bool inParts() const;
