@@ -95,8 +95,8 @@ void StreamExecutor::runInStream(PreparedOp& call, const WorkPtr& work) {
 
 // Captures the operation into the current stream's graph: a synchronous one in that stream, an
 // asynchronous one in a branch. Each replay of the graph runs the operation. The host does not
-// observe replays, so the operation is neither watched nor recorded. The graph itself orders streams
-// that wait for each other, and keeps the memory that was allocated during the capture.
+// observe replays, so the operation is neither watched nor recorded. The graph itself orders
+// streams that wait for each other, and keeps the memory that was allocated during the capture.
 void StreamExecutor::runInGraph(PreparedOp& call, const WorkPtr& work) {
   const c10::DeviceGuard onDevice(device_.device());
   const auto op = call.op;
