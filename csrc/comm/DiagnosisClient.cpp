@@ -398,7 +398,8 @@ std::optional<Milliseconds> DiagnosisClient::judge(
     const Operation& op, Milliseconds timeout, Clock::time_point deadline) {
   Verdict verdict;
   if (const auto diagnosis = this->diagnosis()) {
-    verdict = diagnosis->await(request(op, Clock::now(), timeout, deadline));
+    verdict = diagnosis->await(
+        request(op, Clock::now(), timeout, deadline), [&] { return !comm_.inFlight().has(op); });
   }
   if (verdict.extensionMs > 0) {
     tellExtension(op, timeout, verdict.text);
@@ -438,7 +439,7 @@ std::optional<Verdict> DiagnosisClient::onFailure(
   }
   auto disagreement = request(op, Clock::now());
   disagreement.disagreement = why;
-  return diagnosis->await(disagreement);
+  return diagnosis->await(disagreement, nullptr);
 }
 
 Clock::time_point DiagnosisClient::relax(Milliseconds time) {

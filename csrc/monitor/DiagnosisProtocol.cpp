@@ -16,14 +16,14 @@ constexpr milliseconds kTick{20};
 constexpr std::chrono::microseconds kTickOfRank{100};
 constexpr milliseconds kTurn{1000};
 
-// Limits from the start of a round: for the answers, and for another rank's verdict. A rank needs
-// up to a second to answer. If the library cannot ring all ranks, it needs another second to notice
-// the diagnosis.
+// Limits from the start of a round: for the answers, and for another rank's verdict if this rank
+// has asked, too. A rank needs up to a second to answer. If the library cannot ring all ranks, it
+// needs another second to notice the diagnosis.
 constexpr milliseconds kGather{2500};
 constexpr milliseconds kFollow{3200};
 
-// Time from the start of a round after which a rank that has not asked declares the round void. So
-// no verdict is older than this.
+// Time from the start of a round after which a rank that has not asked declares the round void, as
+// does the leader itself. So no verdict rests on answers older than this.
 constexpr milliseconds kGiveUp{4500};
 
 // Limit of the time for which a rank with the verdict waits until the others have read it: if its
@@ -51,14 +51,18 @@ std::chrono::microseconds DiagnosisProtocol::tick() const {
 DiagnosisProtocol::Outcome DiagnosisProtocol::step(Wanted wanted, Clock::time_point now) {
   wanted_ = std::move(wanted);
   outcome_ = Outcome();
+  round_.ran.at(now);
   try {
+    if (wanted_.end) {
+      endStanding();
+    }
     advance(now);
   } catch (const std::exception& error) {
     const std::string what = error.what();
     outcome_.broken = "the store is gone (" + what.substr(0, what.find('\n')) + ")";
     auto verdict = round_.verdict;
     if (!verdict && wanted_.request) {
-      verdict = unknownVerdict(outcome_.broken);
+      verdict = unknownVerdict(outcome_.broken, *wanted_.request);
     }
     finish(verdict);
   }
@@ -85,7 +89,8 @@ void DiagnosisProtocol::look(Clock::time_point now) {
   const bool leads = asked && board_->claim(key("leader"), std::to_string(options_.rank));
   const bool goesOn = asked || board_->get(key("leader"));
   // A rank that learned of the diagnosis by a ring does not ring again.
-  outcome_.rings = leads || (options_.poll && !wanted_.noticed && (news || goesOn));
+  outcome_.rings =
+      leads || outcome_.askedForDumps || (options_.poll && !wanted_.noticed && (news || goesOn));
   if (!goesOn) {
     outcome_.looked = true;
     return;
@@ -93,24 +98,26 @@ void DiagnosisProtocol::look(Clock::time_point now) {
   round_ = Round();
   round_.leads = leads;
   round_.begun = now;
+  round_.ran.at(now);
   round_.request = wanted_.request;
   phase_ = Phase::answering;
 }
 
-// Ends the standing verdict, if the rank that led to it has said so.
+// Ends the standing verdicts that the ranks which led to them have ended.
 void DiagnosisProtocol::endStanding() {
-  if (!standing_) {
-    return;
+  for (auto standing = standing_.begin(); standing != standing_.end();) {
+    auto text =
+        standing->led ? std::exchange(wanted_.end, std::nullopt) : board_->get(standing->key);
+    if (!text) {
+      ++standing;
+      continue;
+    }
+    if (standing->led) {
+      board_->set(standing->key, *text);
+    }
+    outcome_.ends.push_back(*std::move(text));
+    standing = standing_.erase(standing);
   }
-  auto text = standing_->led ? wanted_.end : board_->get(standing_->key);
-  if (!text) {
-    return;
-  }
-  if (standing_->led) {
-    board_->set(standing_->key, *text);
-  }
-  outcome_.standingEnd = std::move(text);
-  standing_.reset();
 }
 
 // Asks for dumps if they are wanted. Otherwise dumps if another rank has asked, and returns whether
@@ -152,6 +159,12 @@ void DiagnosisProtocol::publish(Clock::time_point now) {
 }
 
 void DiagnosisProtocol::lead(Clock::time_point now) {
+  if (now - round_.begun >= kGiveUp) {
+    declareVoid();
+    read(now);
+    return;
+  }
+  const bool late = round_.ran.at(now) >= kGather;
   auto& request = *round_.request;
   if (wanted_.request && isSameOperation(wanted_.request->wait, request.wait)) {
     request.ended = wanted_.request->ended;
@@ -165,7 +178,7 @@ void DiagnosisProtocol::lead(Clock::time_point now) {
       }
     }
   }
-  if (round_.answers.size() < options_.ranks.size() && now - round_.begun < kGather) {
+  if (round_.answers.size() < options_.ranks.size() && !late) {
     return;
   }
   std::map<int, Silent> silent;
@@ -175,16 +188,16 @@ void DiagnosisProtocol::lead(Clock::time_point now) {
     }
   }
   auto verdict = judge(request, round_.answers, silent);
-  if (verdict.arrived && verdict.extensionMs == 0 && now - round_.begun < kGather) {
+  if (verdict.arrived && verdict.extensionMs == 0 && !late) {
     return;  // the answers are of different times, and the operation may be about to end
   }
-  if (!board_->claim(key("verdict"), encode(verdict))) {
+  round_.verdict = std::move(verdict);  // this rank's, if the board fails now
+  round_.wrote = board_->claim(key("verdict"), encode(*round_.verdict));
+  if (round_.wrote) {
+    part(now);
+  } else {
     read(now);
-    return;
   }
-  round_.wrote = true;
-  round_.verdict = std::move(verdict);
-  part(now);
 }
 
 void DiagnosisProtocol::follow(Clock::time_point now) {
@@ -192,14 +205,14 @@ void DiagnosisProtocol::follow(Clock::time_point now) {
   if (read(now) || waited < kFollow) {
     return;
   }
-  if (wanted_.request) {
-    round_.request = wanted_.request;
-    phase_ = Phase::leading;
-    lead(now);
-  } else if (waited >= kGiveUp) {
-    board_->claim(key("verdict"), kVoid);
+  if (wanted_.request || waited >= kGiveUp) {
+    declareVoid();
     read(now);
   }
+}
+
+void DiagnosisProtocol::declareVoid() {
+  board_->claim(key("verdict"), kVoid);
 }
 
 // Ends the round if a rank has written a verdict, or that the round is void. Returns whether one
@@ -243,15 +256,14 @@ void DiagnosisProtocol::finish(const std::optional<Verdict>& verdict) {
   if (verdict && verdict->extensionMs == 0 && options_.goesOn) {
     // This rank may read the verdict late, for example after it was stopped.
     const auto overKey = key("over");
-    outcome_.over = !round_.wrote && isOver(overKey);
+    outcome_.over = outcome_.broken.empty() && !round_.wrote && isOver(overKey);
     if (!outcome_.over) {
-      standing_ = Standing{overKey, round_.wrote};
+      standing_.push_back({overKey, round_.wrote});
     }
   }
   outcome_.ended = true;
   outcome_.looked = true;
   outcome_.verdict = verdict;
-  outcome_.led = round_.wrote;
   ++rounds_;
   round_ = Round();
   phase_ = Phase::idle;

@@ -2,6 +2,7 @@
 // of the clock.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <map>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "monitor/PythonStackDump.hpp"
+#include "monitor/RunningTime.hpp"
 #include "monitor/SharedBoard.hpp"
 #include "monitor/Verdict.hpp"
 
@@ -21,10 +23,9 @@ namespace torchcomms_pg {
 // and the leader writes the verdict.
 //
 // The first text under a round's key "verdict" ends the round for all ranks, so that all have one
-// verdict. If the leader writes none in time, another rank that has asked takes over. A rank that
-// has not asked writes that the round is void. So a leader that was stopped meanwhile cannot write
-// a verdict on statuses that have changed since: it reads that the round is void, and leads the
-// next one.
+// verdict. If the leader writes none in time, the others write that the round is void, and a rank
+// that has asked leads the next one. So a leader that was stopped meanwhile cannot write a verdict
+// on statuses that have changed since: it reads that the round is void.
 //
 // Used by one thread.
 class DiagnosisProtocol {
@@ -63,7 +64,7 @@ class DiagnosisProtocol {
     bool noticed = false;                     // another rank has rung
     bool dumps = false;                       // asks the other ranks for dumps
     std::optional<Snapshot> status;           // if wantsStatus()
-    std::optional<std::string> end;           // ends the standing verdict to which this rank led
+    std::optional<std::string> end;           // ends the oldest standing verdict of this rank's
   };
 
   // What other threads learn of a step.
@@ -71,12 +72,11 @@ class DiagnosisProtocol {
     bool rings = false;   // the ranks that hear this one are to look
     bool looked = false;  // no diagnosis goes on, or one has just ended
     bool askedForDumps = false;
-    std::optional<std::string> standingEnd;  // the standing verdict has been ended with this text
-    bool ended = false;                      // a round has ended
-    std::optional<Verdict> verdict;          // its verdict; nullopt if the round was void
-    bool led = false;                        // this rank has written the verdict
-    bool over = false;                       // the verdict had been ended before this rank read it
-    std::string broken;  // reason why the board cannot be used from now on, or ""
+    std::vector<std::string> ends;   // the texts with which standing verdicts have been ended
+    bool ended = false;              // a round has ended
+    std::optional<Verdict> verdict;  // its verdict; nullopt if the round was void
+    bool over = false;               // the verdict had been ended before this rank read it
+    std::string broken;              // reason why the board cannot be used from now on, or ""
   };
 
   DiagnosisProtocol(std::unique_ptr<SharedBoard> board, Options options);
@@ -85,6 +85,9 @@ class DiagnosisProtocol {
   Outcome step(Wanted wanted, Clock::time_point now);
   // Returns whether no round goes on.
   bool idle() const { return phase_ == Phase::idle; }
+  // Return whether a verdict stands, and whether one does to which this rank led.
+  bool stands() const { return !standing_.empty(); }
+  bool ledStanding() const { return std::ranges::any_of(standing_, &Standing::led); }
   // Returns whether the next step needs Wanted::status.
   bool wantsStatus() const { return phase_ == Phase::answering && !round_.stacks; }
   // Returns the start of this rank's next turn to look, after `now`. The processes of a host share
@@ -96,6 +99,9 @@ class DiagnosisProtocol {
   const Options& options() const { return options_; }
 
  private:
+  // A longer gap between two steps does not count as time for which the answers were awaited.
+  static constexpr std::chrono::milliseconds kGap{1000};
+
   enum class Phase { idle, answering, leading, following, parting };
 
   void advance(Clock::time_point now);
@@ -107,11 +113,12 @@ class DiagnosisProtocol {
   void follow(Clock::time_point now);
   bool read(Clock::time_point now);
   void part(Clock::time_point now);
+  void declareVoid();
   bool isOver(const std::string& overKey);
   void finish(const std::optional<Verdict>& verdict);
   std::string key(const std::string& name) const;
 
-  // The verdict that stands in a group that goes on.
+  // A verdict that stands in a group that goes on.
   struct Standing {
     std::string key;  // the board has, under this key, the text that ends the verdict
     bool led = false;
@@ -119,6 +126,7 @@ class DiagnosisProtocol {
   struct Round {
     bool leads = false;
     Clock::time_point begun;
+    RunningTime ran{kGap};                    // since `begun`
     std::optional<DiagnosisRequest> request;  // this rank's, if it leads
     RankStatus answer;
     std::optional<PythonStackDump> stacks;
@@ -132,8 +140,8 @@ class DiagnosisProtocol {
   const Options options_;
   Wanted wanted_;
   Outcome outcome_;
-  std::optional<Standing> standing_;
-  int64_t dumps_ = 0;  // number of requests for dumps that this rank knows of
+  std::vector<Standing> standing_;  // the oldest first
+  int64_t dumps_ = 0;               // number of requests for dumps that this rank knows of
   Phase phase_ = Phase::idle;
   uint64_t rounds_ = 0;  // number of rounds that have ended
   Round round_;

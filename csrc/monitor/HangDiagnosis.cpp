@@ -107,15 +107,20 @@ std::optional<Verdict> HangDiagnosis::ask(const DiagnosisRequest& request, Clock
     return verdict;
   }
   if (!broken_.empty()) {
-    return printUnknown(broken_);
+    return printUnknown(broken_, request);
   }
   if (!asked_) {
     put(request, now);
   } else if (const auto why = tooLong(askedAt_, now); !why.empty()) {
     asked_.reset();
-    return printUnknown(why);
-  } else if (isSameOperation(asked_->wait, request.wait)) {
-    asked_->ended = request.ended;
+    return printUnknown(why, request);
+  } else {
+    if (isSameOperation(asked_->wait, request.wait)) {
+      asked_->ended = request.ended;
+    }
+    if (!running_) {
+      wake();  // no thread could be started before
+    }
   }
   return std::nullopt;
 }
@@ -127,13 +132,13 @@ std::optional<Verdict> HangDiagnosis::final() const {
 
 std::optional<HangDiagnosis::Clock::time_point> HangDiagnosis::standing() const {
   std::lock_guard lock(mutex_);
-  return standing_ ? std::optional(standing_->since) : std::nullopt;
+  return standing_;
 }
 
 void HangDiagnosis::end(const std::string& text) {
   std::lock_guard lock(mutex_);
-  if (standing_ && standing_->led && !standing_->end) {
-    standing_->end = text;
+  if (led_ && !end_) {
+    end_ = text;
     wake();
   }
 }
@@ -151,15 +156,17 @@ void HangDiagnosis::answer(Snapshot snapshot) {
   changed_.notify_all();
 }
 
-Verdict HangDiagnosis::await(const DiagnosisRequest& request) {
+Verdict HangDiagnosis::await(const DiagnosisRequest& request, const std::function<bool()>& ended) {
   std::unique_lock lock(mutex_);
-  if (!verdict_ && broken_.empty() && !asked_) {
-    put(request, Clock::now());
-  }
   const auto known = [&] { return verdict_ || !broken_.empty() || closed_; };
   const auto since = clock_.at(Clock::now());
   std::string why;
   while (!known() && why.empty()) {
+    if (!asked_) {
+      put(request, Clock::now());  // again if another thread has taken the verdict
+    } else if (ended && isSameOperation(asked_->wait, request.wait)) {
+      asked_->ended = ended();
+    }
     changed_.wait_for(lock, kLook);
     why = tooLong(since, Clock::now());
   }
@@ -173,7 +180,8 @@ Verdict HangDiagnosis::await(const DiagnosisRequest& request) {
   return printUnknown(
       closed_            ? "the group was closed meanwhile"
       : !broken_.empty() ? broken_
-                         : why);
+                         : why,
+      request);
 }
 
 std::optional<Verdict> HangDiagnosis::awaitOthers() {
@@ -194,7 +202,7 @@ std::optional<Verdict> HangDiagnosis::awaitOthers() {
     }
   } while (!known() && !hangs() && ran() < until);
   if (!known() && hangs() && asked_) {
-    return unknownVerdict("the store does not answer");
+    return unknownVerdict("the store does not answer", *asked_);
   }
   return verdict_ && verdict_->extensionMs == 0 ? verdict_ : std::nullopt;
 }
@@ -214,21 +222,21 @@ DiagnosisProtocol::Wanted HangDiagnosis::take() {
   if (protocol_.wantsStatus()) {
     wanted.status = std::exchange(snapshot_, std::nullopt);
   }
-  wanted.end = standing_ ? standing_->end : std::nullopt;
+  wanted.end = std::exchange(end_, std::nullopt);
   return wanted;
 }
 
 void HangDiagnosis::tell(const DiagnosisProtocol::Outcome& outcome) const {
-  if (outcome.standingEnd) {
-    options_.print(*outcome.standingEnd);
+  for (const auto& text : outcome.ends) {
+    options_.print(text);
   }
   if (outcome.verdict && outcome.verdict->extensionMs == 0 && !outcome.over) {
     options_.print(outcome.verdict->text);
   }
 }
 
-Verdict HangDiagnosis::printUnknown(const std::string& why) const {
-  auto verdict = unknownVerdict(why);
+Verdict HangDiagnosis::printUnknown(const std::string& why, const DiagnosisRequest& request) const {
+  auto verdict = unknownVerdict(why, request);
   options_.print(verdict.text);
   return verdict;
 }
@@ -238,24 +246,28 @@ void HangDiagnosis::apply(const DiagnosisProtocol::Outcome& outcome, Clock::time
   if (outcome.askedForDumps) {
     dumpsWanted_ = false;
   }
-  if (outcome.standingEnd) {
+  led_ = protocol_.ledStanding();
+  if (!protocol_.stands()) {
     standing_.reset();
   }
   if (outcome.ended) {
     const auto& verdict = outcome.verdict;
     const bool final = verdict && verdict->extensionMs == 0;
-    if ((final && !options_.goesOn) || (verdict && asked_)) {
+    // An extension is for the operation that the leader asked about alone.
+    const bool answers =
+        verdict && asked_ && (final || isSameOperation(verdict->about, asked_->wait));
+    if ((final && !options_.goesOn) || answers) {
       verdict_ = verdict;
       verdictOn_ = asked_ ? asked_->wait : Wait();
     }
     if (final && options_.goesOn && !outcome.over) {
-      standing_ = Standing{outcome.led, now, std::nullopt};
+      standing_ = now;
     }
-    if (verdict) {
+    if (answers) {
       asked_.reset();
     }
     snapshot_.reset();
-    noticed_ = options_.goesOn || !verdict;  // the others may be in the next round
+    noticed_ = options_.goesOn || !final;  // the others may be in the next round
   }
   looked_ += outcome.looked ? 1 : 0;
   if (outcome.rings) {
@@ -266,7 +278,7 @@ void HangDiagnosis::apply(const DiagnosisProtocol::Outcome& outcome, Clock::time
 }
 
 bool HangDiagnosis::wanted() const {
-  return asked_ || noticed_ || dumpsWanted_ || (standing_ && standing_->end);
+  return asked_ || noticed_ || dumpsWanted_ || end_;
 }
 
 std::optional<HangDiagnosis::Clock::time_point> HangDiagnosis::next(Clock::time_point now) const {

@@ -2,36 +2,19 @@
 // of torch.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 
 #include "monitor/DiagnosisProtocol.hpp"
+#include "monitor/RunningTime.hpp"
 
 namespace torchcomms_pg {
-
-// Time for which this process has certainly run: a longer gap between two calls of at() counts as
-// kGap, since the process may have been stopped, or got no core.
-class RunningTime {
- public:
-  using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::milliseconds kGap{200};
-
-  Clock::duration at(Clock::time_point now) {
-    ran_ += std::clamp<Clock::duration>(now - last_, Clock::duration(0), kGap);
-    last_ = std::max(last_, now);
-    return ran_;
-  }
-
- private:
-  Clock::time_point last_{};
-  Clock::duration ran_{};
-};
 
 // One rank's part in the diagnoses of a group: the thread that steps through DiagnosisProtocol, and
 // what passes between it and the other threads of this rank.
@@ -47,6 +30,8 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
   using Options = DiagnosisProtocol::Options;
   using Snapshot = DiagnosisProtocol::Snapshot;
 
+  // A longer gap between two looks at the time does not count as waiting.
+  static constexpr std::chrono::milliseconds kGap{200};
   // Time limits, in RunningTime, after which the verdict is that the cause cannot be known: of one
   // step, which waits for the store alone; and of a diagnosis.
   static constexpr std::chrono::milliseconds kPatience{4000};
@@ -72,10 +57,10 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
   // Returns the verdict of a diagnosis that ended with the group's failure, or nullopt if there was
   // no such diagnosis.
   std::optional<Verdict> final() const;
-  // Returns the time of the standing verdict of a group that goes on, or nullopt if no verdict
-  // stands.
+  // Returns the time of the latest standing verdict of a group that goes on, or nullopt if no
+  // verdict stands.
   std::optional<Clock::time_point> standing() const;
-  // Ends the standing verdict if this rank led to it: all ranks print `text`.
+  // Ends the oldest standing verdict to which this rank led, if any: all ranks print `text`.
   void end(const std::string& text);
   // Returns whether to ring the other ranks; true once for each reason.
   bool takeRing() { return ring_.exchange(false, std::memory_order_acq_rel); }
@@ -84,8 +69,9 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
   // is on the board, for at most a second. Not for the monitor's thread.
   void askForDumps();
 
-  // Blocks until there is a verdict, at most kLimit. Not for the monitor's thread.
-  Verdict await(const DiagnosisRequest& request);
+  // Blocks until there is a verdict, at most kLimit. `ended` returns whether the operation has
+  // ended meanwhile; may be null. Not for the monitor's thread.
+  Verdict await(const DiagnosisRequest& request, const std::function<bool()>& ended);
   // Waits for the verdict of a diagnosis that another rank has begun. Returns nullopt if no rank
   // has begun one.
   std::optional<Verdict> awaitOthers();
@@ -111,7 +97,7 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
   DiagnosisProtocol::Wanted take();
   void apply(const DiagnosisProtocol::Outcome& outcome, Clock::time_point now);
   void tell(const DiagnosisProtocol::Outcome& outcome) const;  // prints what a step has led to
-  Verdict printUnknown(const std::string& why) const;
+  Verdict printUnknown(const std::string& why, const DiagnosisRequest& request) const;
 
   DiagnosisProtocol protocol_;  // state of the diagnosis's thread
   const Options& options_;
@@ -124,7 +110,7 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
   bool closed_ = false;
   bool noticed_ = false;
   bool dumpsWanted_ = false;
-  RunningTime clock_;
+  RunningTime clock_{kGap};
   // when the current step began; a step may block in the store
   std::optional<Clock::duration> stepping_;
   uint64_t looked_ = 0;  // number of completed looks for a diagnosis
@@ -132,15 +118,11 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
   Clock::duration askedAt_{};
   std::optional<Snapshot> snapshot_;
   std::optional<Verdict> verdict_;
-  Wait verdictOn_;      // what this rank asked about
-  std::string broken_;  // reason why the board cannot be used
-  // The verdict that stands in a group that goes on.
-  struct Standing {
-    bool led = false;
-    Clock::time_point since;
-    std::optional<std::string> end;
-  };
-  std::optional<Standing> standing_;
+  Wait verdictOn_;                             // what this rank asked about
+  std::string broken_;                         // reason why the board cannot be used
+  std::optional<Clock::time_point> standing_;  // time of the latest standing verdict
+  bool led_ = false;                           // this rank has led to a standing verdict
+  std::optional<std::string> end_;             // ends that verdict
 };
 
 }  // namespace torchcomms_pg

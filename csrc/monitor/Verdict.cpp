@@ -50,6 +50,7 @@ class Report {
   Verdict judge() {
     Verdict verdict;
     verdict.answered = static_cast<int>(answers_.size());
+    verdict.about = request_.wait;
     verdict.missing = blame_.missing;
     if (disagree_) {
       verdict.ranks = request_.disagreement.empty() ? blame_.disagree : request_.absent;
@@ -363,8 +364,9 @@ Verdict judge(
   return Report(request, answers, silent).judge();
 }
 
-Verdict unknownVerdict(const std::string& why) {
+Verdict unknownVerdict(const std::string& why, const DiagnosisRequest& request) {
   Verdict verdict;
+  verdict.about = request.wait;
   verdict.text = "verdict: it cannot be known what the other ranks do: " + why;
   return verdict;
 }

@@ -18,12 +18,13 @@ struct Verdict {
   // if positive, no rank has failed: the ranks wait that much longer, for the reason in `text`
   int64_t extensionMs = 0;
   int answered = 0;  // number of ranks that have answered
+  Wait about;        // the operation that the leader asked about
   // The next two are known only to the rank that judges.
   bool arrived = false;      // true if all ranks have arrived
   std::vector<int> missing;  // ranks that have not arrived at the operation asked about
 
   static void fields(auto& self, auto& visit) {
-    visit(self.ranks, self.summary, self.extensionMs, self.answered, self.text);
+    visit(self.ranks, self.summary, self.extensionMs, self.answered, self.about, self.text);
   }
 };
 
@@ -34,7 +35,7 @@ Verdict judge(
     const std::map<int, Silent>& silent);
 
 // Returns the verdict of a diagnosis that has failed.
-Verdict unknownVerdict(const std::string& why);
+Verdict unknownVerdict(const std::string& why, const DiagnosisRequest& request);
 
 std::string encode(const Verdict& verdict);
 // Returns nullopt if `text` is damaged or of another version.

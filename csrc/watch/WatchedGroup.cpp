@@ -483,13 +483,17 @@ void WatchedGroup::askAbout(HangDiagnosis& diagnosis, Clock::time_point now) {
   request.ended = !inFlight_.has(*asked_);
   request.mayHaveEnded = isPointToPoint(asked_->kind) && !queues();
   if (const auto verdict = diagnosis.ask(request, now)) {
-    take(*verdict, *std::exchange(asked_, std::nullopt), now);
+    take(*verdict, *std::exchange(asked_, std::nullopt), request.wait, now);
   }
 }
 
-void WatchedGroup::take(const Verdict& verdict, const Operation& op, Clock::time_point now) {
+void WatchedGroup::take(
+    const Verdict& verdict, const Operation& op, const Wait& asked, Clock::time_point now) {
   if (verdict.extensionMs == 0) {
-    subject_ = op;
+    // The verdict may be about another operation, whose end is then another rank's to report.
+    if (isSameOperation(verdict.about, asked)) {
+      subject_ = op;
+    }
     settled_ = now;
     return;
   }

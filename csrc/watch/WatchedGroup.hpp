@@ -123,7 +123,8 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   bool forgetRaised(Clock::time_point now, bool wanted);
   void checkEnd(HangDiagnosis& diagnosis);
   void askAbout(HangDiagnosis& diagnosis, Clock::time_point now);
-  void take(const Verdict& verdict, const Operation& op, Clock::time_point now);
+  // Reacts to the verdict that this rank got when it asked about `op`, which waits for `asked`.
+  void take(const Verdict& verdict, const Operation& op, const Wait& asked, Clock::time_point now);
   void dump();
 
   const Group group_;

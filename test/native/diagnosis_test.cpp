@@ -452,6 +452,26 @@ TEST(aCompilingRankExtendsTheDeadlineUpToALimit) {
   CHECK_CONTAINS(last.text, "it has been compiling for 2.5 s");
 }
 
+TEST(eachThreadThatAwaitsAVerdictGetsTheExtension) {
+  Group group(2);
+  issue(group.answers[0], 3);
+  issue(group.answers[1], 2);
+  group.answers[1].relaxedMs = 60000;
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 3; ++thread) {
+    threads.emplace_back(
+        [&] { CHECK_EQUAL(group.ranks[0]->await(questionOn(2), nullptr).extensionMs, 1000); });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+TEST(anOperationThatEndsWhileItsVerdictIsAwaitedIsNotSaidToHang) {
+  Group group(2);
+  for (auto& answer : group.answers) issue(answer, 3);
+  const auto verdict = group.ranks[0]->await(questionOn(2), [] { return true; });
+  CHECK(verdict.extensionMs > 0);
+}
+
 TEST(aRankThatHasJustCompiledHasTheRestOfATimeout) {
   Group group(2);
   issue(group.answers[0], 3);
