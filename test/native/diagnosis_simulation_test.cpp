@@ -43,6 +43,11 @@ constexpr milliseconds kFresh{5500};
 // answers.
 constexpr milliseconds kAnswers{2000};
 
+// Time within which a rank that runs sees what is on the board, if it looks there in each step.
+constexpr milliseconds kSeen{200};
+
+constexpr const char* kOver = "the verdict is over";
+
 struct Interval {
   Clock::time_point begin = kNever;
   Clock::time_point end = kNever;
@@ -59,6 +64,7 @@ struct Fate {
   Interval compiles;
   Interval relaxes;                   // has asked its peers to wait
   Clock::time_point breaks = kNever;  // when the store breaks for it
+  milliseconds stopsWriting{0};       // for how long it is stopped before it writes a verdict
 };
 
 struct Plan {
@@ -80,6 +86,9 @@ struct Plan {
         fate.stopped.end =
             chance(20) ? kNever
                        : fate.stopped.begin + milliseconds(pick(50, chance(50) ? 1000 : 9000));
+      }
+      if (fate.stopped.begin == kNever && chance(20)) {
+        fate.stopsWriting = milliseconds(pick(1000, 9000));
       }
       if (chance(15)) fate.compiles = span(pick(0, 8000), pick(100, 6000));
       if (chance(15)) fate.relaxes = span(pick(0, 8000), pick(100, 6000));
@@ -116,6 +125,9 @@ struct Plan {
   std::vector<Clock::time_point> ends;  // a moment after all have arrived, or never
 };
 
+// Time by which is written what all ranks that run have read at the end.
+const auto kRead = Plan::at(0) + kEnd - milliseconds(3000);
+
 class Job {
  public:
   explicit Job(unsigned seed) : plan_(seed), ranks_(plan_.size) {}
@@ -145,6 +157,10 @@ class Job {
     int op;
     Verdict verdict;
   };
+  struct Printed {
+    std::string text;
+    Clock::time_point time;
+  };
   struct Rank {
     std::shared_ptr<HangDiagnosis> diagnosis;
     std::thread thread;
@@ -159,7 +175,7 @@ class Job {
     int askedOn = 0;
     Clock::time_point settled{};
     std::vector<Got> got;
-    std::vector<std::string> printed;
+    std::vector<Printed> printed;
     Deadlines deadlines;
   };
   struct Written {
@@ -171,7 +187,7 @@ class Job {
 
   const Plan& plan() const { return plan_; }
   const std::vector<Rank>& ranks() const { return ranks_; }
-  // Returns what was written as leaders, verdicts, and ends of verdicts, once each time.
+  // Returns what was written as leaders, verdicts, their readers and their ends.
   const std::vector<Written>& written() const { return written_; }
 
  private:
@@ -192,6 +208,11 @@ class Job {
       return found == job_.values_.end() ? std::nullopt : std::optional(found->second);
     }
     bool claim(const std::string& key, const std::string& value) override {
+      auto& fate = job_.plan_.fates[rank_];
+      if (fate.stopsWriting.count() > 0 && decodeVerdict(value)) {
+        fate.stopped =
+            Interval{job_.now_, job_.now_ + std::exchange(fate.stopsWriting, milliseconds(0))};
+      }
       Call call(*this);
       const auto [entry, first] = job_.values_.emplace(key, value);
       if (first) job_.note(key, value, rank_);
@@ -202,6 +223,7 @@ class Job {
       auto& text = job_.values_[key];
       const auto sum = (text.empty() ? 0 : std::stoll(text)) + value;
       text = std::to_string(sum);
+      if (value > 0) job_.note(key, "", rank_);
       return sum;
     }
 
@@ -243,7 +265,9 @@ class Job {
       options.turns = plan_.hosts;
     }
     options.goesOn = plan_.goesOn;
-    options.print = [this, rank](const std::string& text) { ranks_[rank].printed.push_back(text); };
+    options.print = [this, rank](const std::string& text) {
+      ranks_[rank].printed.push_back({text, now_});
+    };
     return options;
   }
 
@@ -375,7 +399,7 @@ class Job {
     }
     if (self.subject && *self.subject <= ended()) {
       self.subject.reset();
-      diagnosis.end("the verdict is over");
+      diagnosis.end(kOver);
     }
     const auto standing = diagnosis.standing();
     self.settled = standing ? *standing : self.subject ? self.settled : Clock::time_point{};
@@ -435,12 +459,6 @@ bool saysUnknown(const std::string& text) {
   return text.find("it cannot be known") != std::string::npos;
 }
 
-// Returns the number that follows `before` in the text, or 0.
-int numberAfter(const std::string& text, const std::string& before) {
-  const auto at = text.find(before);
-  return at == std::string::npos ? 0 : std::atoi(text.c_str() + at + before.size());
-}
-
 // Returns the ranks that the text's first line names before `what`: "ranks 1, 2 did not answer".
 std::vector<int> namedBefore(const std::string& text, const std::string& what) {
   std::vector<int> ranks;
@@ -454,69 +472,122 @@ std::vector<int> namedBefore(const std::string& text, const std::string& what) {
 }
 
 // A round of the diagnoses, by what was written on the board.
-struct Told {
-  Clock::time_point begun;  // when a rank became its leader
-  Clock::time_point ended;  // when its verdict was written
+struct Round {
+  Clock::time_point begun;           // when a rank became its leader
+  Clock::time_point ended = kNever;  // when its verdict was written
+  Clock::time_point over = kNever;   // when its verdict was ended
+  std::vector<Clock::time_point> reads;
+  int leader = -1;
   Verdict verdict;
 };
 
+bool runs(const Plan& plan, int rank, Clock::time_point from, Clock::time_point to) {
+  return !plan.fates[rank].stopped.overlaps(from, to);
+}
+
+bool allRun(const Plan& plan, Clock::time_point from, Clock::time_point to) {
+  for (int rank = 0; rank < plan.size; ++rank) {
+    if (!runs(plan, rank, from, to)) return false;
+  }
+  return !plan.slow && !plan.breaks;
+}
+
+int operationOf(const Verdict& verdict) {
+  return static_cast<int>(verdict.about.collectives.back().seq);
+}
+
 // Checks that what the verdict says was so when the ranks answered.
-void checkTrue(const Plan& plan, const Told& told) {
-  const auto& text = told.verdict.text;
-  const auto from = std::max(told.begun, told.ended - kFresh);
-  const int op = numberAfter(text, "all_reduce #");
-  if (told.verdict.extensionMs > 0) return;
-  CHECK(op > 0);
+void checkTrue(const Plan& plan, const Round& round) {
+  const auto& text = round.verdict.text;
+  const auto from = std::max(round.begun, round.ended - kFresh);
+  if (round.verdict.extensionMs > 0) return;
+  const int op = operationOf(round.verdict);
   const bool silent = text.find("did not answer") != std::string::npos;
-  for (const int rank : told.verdict.ranks) {
+  for (const int rank : round.verdict.ranks) {
     const auto& fate = plan.fates[rank];
-    const bool stopped = fate.stopped.overlaps(from, told.ended);
     const bool quiet = silent && (plan.slow || plan.breaks);
-    CHECK(fate.arrives[op - 1] > from || stopped || quiet);
+    CHECK(fate.arrives[op - 1] > from || !runs(plan, rank, from, round.ended) || quiet);
   }
   if (!plan.slow && !plan.breaks) {  // only who was stopped does not answer
     for (const int rank : namedBefore(text, " did not answer")) {
-      CHECK(plan.fates[rank].stopped.overlaps(told.begun, told.ended));
+      CHECK(!runs(plan, rank, round.begun, round.ended));
     }
   }
   if (text.find("all ranks have arrived") != std::string::npos) {
-    for (const auto& fate : plan.fates) CHECK(fate.arrives[op - 1] <= told.ended);
+    for (const auto& fate : plan.fates) CHECK(fate.arrives[op - 1] <= round.ended);
     CHECK(plan.ends[op - 1] > from);
+    CHECK(plan.ends[op - 1] > round.ended - kSeen || !allRun(plan, from, round.ended));
   } else {
-    CHECK(!told.verdict.ranks.empty());
+    CHECK(!round.verdict.ranks.empty());
   }
 }
 
-// Checks what a rank was told, and when. `texts`: the verdicts that were written, in their order.
+// Checks that whoever led to the verdict ends it.
+void checkEnded(const Plan& plan, const Round& round) {
+  const auto end = plan.ends[operationOf(round.verdict) - 1];
+  const auto known = end == kNever ? kNever : std::max(end, round.ended) + kAnswers;
+  if (known < kRead && runs(plan, round.leader, round.begun, known) && !plan.slow && !plan.breaks) {
+    CHECK(round.over <= known);
+  }
+}
+
+// Checks what a rank was told, and when. `rounds`: those with verdicts, in their order.
 void checkTold(
-    const Plan& plan,
-    const Job::Rank& rank,
-    const Fate& fate,
-    const std::vector<std::string>& texts) {
+    const Plan& plan, const Job::Rank& rank, const Fate& fate, const std::vector<Round>& rounds) {
   const auto& stopped = fate.stopped;
+  const auto find = [&](const std::string& text, auto from) {
+    return std::find_if(
+        from, rounds.end(), [&](const Round& round) { return round.verdict.text == text; });
+  };
   for (const auto& got : rank.got) {
-    const bool unknown = saysUnknown(got.verdict.text);
-    CHECK(!unknown || plan.slow || fate.breaks <= got.time);
-    CHECK(unknown || std::ranges::count(texts, got.verdict.text) > 0);
     auto took = got.time - got.asked;
     if (stopped.overlaps(got.asked, got.time)) {
       took -= stopped.end - std::max(stopped.begin, got.asked);
     }
     CHECK(took <= HangDiagnosis::kLimit + milliseconds(500));
+    if (fate.breaks <= got.time) continue;  // it may be the only one that knows its verdict
+    if (saysUnknown(got.verdict.text)) {
+      CHECK(plan.slow);
+      continue;
+    }
+    const auto round = find(got.verdict.text, rounds.begin());
+    CHECK(round != rounds.end());
+    CHECK(got.verdict.extensionMs == 0 || operationOf(got.verdict) == got.op);
+    if (rounds.size() == 1 && allRun(plan, round->begun, got.time)) {  // all have read it
+      const auto reads = std::ranges::count_if(
+          round->reads, [&](Clock::time_point time) { return time <= got.time; });
+      CHECK(reads >= plan.size);
+    }
   }
   const bool lives = stopped.end != kNever || stopped.begin == kNever;
   const auto end = Plan::at(0) + kEnd - HangDiagnosis::kLimit - milliseconds(500);
   CHECK(!lives || !rank.asked || *rank.asked > end);  // is kept waiting
-  auto next = texts.begin();
+  auto next = rounds.begin();
   int finals = 0;
-  for (const auto& text : rank.printed) {
-    if (text == "the verdict is over" || saysUnknown(text)) continue;
-    next = std::find(next, texts.end(), text);  // all print the verdicts in one order, once each
-    CHECK(next != texts.end());
+  for (const auto& [text, time] : rank.printed) {
+    if (text == kOver || saysUnknown(text) || fate.breaks <= time) continue;
+    next = find(text, next);  // all print the verdicts in one order, once each
+    CHECK(next != rounds.end());
+    CHECK(plan.slow || next->over == kNever || time <= next->over + kSeen);
     ++next;
     ++finals;
   }
   CHECK(plan.goesOn || plan.slow || finals <= 1);  // with which the group fails
+}
+
+// Checks that a rank that was never stopped has printed all verdicts, and their ends.
+void checkPrinted(const Job::Rank& rank, const std::vector<Round>& rounds) {
+  const auto printed = [&](const std::string& text) {
+    return std::ranges::count(rank.printed, text, &Job::Printed::text);
+  };
+  int ends = 0;
+  for (const auto& round : rounds) {
+    if (round.ended < kRead && round.verdict.extensionMs == 0) {
+      CHECK_EQUAL(printed(round.verdict.text), 1);
+    }
+    ends += round.over < kRead ? 1 : 0;
+  }
+  CHECK(printed(kOver) >= ends);
 }
 
 struct Counts {
@@ -526,42 +597,50 @@ struct Counts {
   int ends = 0;
 };
 
-void checkJob(unsigned seed, Counts& counts) {
-  Job job(seed);
-  job.run();
-  const auto& plan = job.plan();
-  std::vector<std::string> texts;
-  std::vector<std::string> finals;
-  std::map<std::string, Clock::time_point> begun;
-  std::map<std::string, int> overs;
-  int ends = 0;
-  const auto last = Plan::at(0) + kEnd - milliseconds(3000);  // what all ranks have still read
+std::vector<Round> roundsOf(const Job& job, Counts& counts) {
+  std::map<int, Round> rounds;
   for (const auto& written : job.written()) {
-    const auto round = written.key.substr(0, written.key.find('/'));
+    auto& round = rounds[std::atoi(written.key.c_str())];
     if (written.key.ends_with("leader")) {
-      begun[round] = written.time;
+      round.begun = written.time;
+    } else if (written.key.ends_with("read")) {
+      round.reads.push_back(written.time);
     } else if (written.key.ends_with("over")) {
-      CHECK(++overs[round] == 1);  // one rank has led to the verdict
+      CHECK(round.over == kNever);  // one rank has led to the verdict
+      CHECK_EQUAL(written.rank, round.leader);
+      round.over = written.time;
       ++counts.ends;
-      if (written.time < last) ++ends;
     } else if (const auto verdict = decodeVerdict(written.text)) {
+      round.leader = written.rank;
+      round.verdict = *verdict;
+      round.ended = written.time;
       ++counts.verdicts;
-      counts.extensions += verdict->extensionMs > 0;
-      CHECK(begun.contains(round));
-      checkTrue(plan, {begun[round], written.time, *verdict});
-      texts.push_back(verdict->text);
-      if (verdict->extensionMs == 0 && written.time < last) finals.push_back(verdict->text);
+      counts.extensions += verdict->extensionMs > 0 ? 1 : 0;
     } else {
       ++counts.voids;
     }
   }
+  std::vector<Round> judged;
+  for (auto& [number, round] : rounds) {
+    if (round.leader >= 0) judged.push_back(std::move(round));
+  }
+  return judged;
+}
+
+void checkJob(unsigned seed, Counts& counts) {
+  Job job(seed);
+  job.run();
+  const auto& plan = job.plan();
+  const auto rounds = roundsOf(job, counts);
+  for (const auto& round : rounds) {
+    checkTrue(plan, round);
+    if (plan.goesOn && round.verdict.extensionMs == 0) checkEnded(plan, round);
+  }
   for (int rank = 0; rank < plan.size; ++rank) {
-    const auto& told = job.ranks()[rank];
+    const auto& self = job.ranks()[rank];
     const auto& fate = plan.fates[rank];
-    checkTold(plan, told, fate, texts);
-    if (fate.stopped.begin != kNever || plan.slow || plan.breaks) continue;
-    for (const auto& text : finals) CHECK(std::ranges::count(told.printed, text) == 1);
-    CHECK(std::ranges::count(told.printed, "the verdict is over") >= ends);
+    checkTold(plan, self, fate, rounds);
+    if (fate.stopped.begin == kNever && !plan.slow && !plan.breaks) checkPrinted(self, rounds);
   }
 }
 
