@@ -652,7 +652,11 @@ TEST_WITHIN(whatAVerdictSaysWasSoWhoeverStopsDiesOrIsLate, 90) {
     checkJob(std::atoi(seed), counts);
     return;
   }
-  for (unsigned seed = 1; seed <= (test::kSlow ? 20 : 200); ++seed) {
+  // Jobs in which a leader writes a verdict on old answers unless a rank that has not asked
+  // declares the round void; then a sample.
+  std::vector<unsigned> seeds = {1081, 1905, 1916};
+  for (unsigned seed = 1; seed <= (test::kSlow ? 20 : 200); ++seed) seeds.push_back(seed);
+  for (const unsigned seed : seeds) {
     std::fprintf(stderr, "\nTEST_SEED=%u", seed);  // a failure's line follows
     checkJob(seed, counts);
   }
