@@ -195,7 +195,7 @@ WorkPtr Communicator::launch(PreparedOp call, WorkPtr work) {
 
 WorkPtr Communicator::start(PreparedOp& call, WorkPtr work) {
   auto& op = call.op;
-  executor_->prepare(op);  // before the operation is numbered
+  executor_->prepare(op);  // may raise, so before the operation takes a number
   issued_.number(call);
   op.issued = Clock::now();
   if (op.collective) {

@@ -38,7 +38,7 @@ void HostExecutor::run(PreparedOp& call, const WorkPtr& work) {
   if (call.op.async) {
     return call.op.ordered ? runOnWorker(call, work) : runMessages(call, work);
   }
-  wake();  // this operation waits for earlier ones
+  wake();  // has the worker finish deferred collectives, for which this one waits
   const auto entry = comm_.inFlight().add(call.op);
   std::exception_ptr error;
   try {

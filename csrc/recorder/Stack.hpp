@@ -33,8 +33,8 @@ class StackSource {
   // Returns whether `inner` was captured inside the call in which the thread captured `outer`. Also
   // true if unknown.
   virtual bool within(const Stack& inner, const Stack& outer) = 0;
-  // Returns whether the stack of `thread`, a pthread_t, now begins with all of `stack`. It is deeper
-  // than `stack` while a hook runs, for example. Also true if unknown. Takes the GIL.
+  // Returns whether the stack of `thread`, a pthread_t, now begins with all of `stack`. The
+  // thread's stack is deeper while a hook runs, for example. Also true if unknown. Takes the GIL.
   virtual bool stands(uint64_t thread, const Stack& stack) = 0;
 
   // Sets the source, once, when the module is loaded; the source is never freed. Until then, get()

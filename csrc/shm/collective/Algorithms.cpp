@@ -264,6 +264,7 @@ void Execution::process(Range range) {
       host::copy(out, find(exchange_.read(peer(i))), bytes(range.count));
     }
   };
+  // Reads this rank's own input in place, unless it had to be scaled.
   const auto combineParts = [&](const void* own, auto&& find) {
     const void* in[kMaxRanks];
     for (int r = 0; r < ranks_; ++r) {

@@ -39,6 +39,7 @@ class TicketLock {
     if (segment.failed()) throw segment.failure();
   }
 
+  // Lets the next ticket's collective go on. Has no effect if await() has thrown for this ticket.
   void pass(uint64_t ticket) {
     uint64_t expected = ticket;
     if (!passed_.compare_exchange_strong(expected, ticket + 1)) return;

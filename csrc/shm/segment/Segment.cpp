@@ -169,13 +169,13 @@ NcclError Segment::failure() const {
   return {failure->result, failure->what(), std::move(ranks)};
 }
 
-void Segment::wakeAwaiting(std::atomic<uint64_t>& sleepers, int word, uint64_t mask) const {
-  const uint64_t awaiting = sleepers.load(std::memory_order_relaxed) & mask;
+void Segment::wakeAwaiting(std::atomic<uint64_t>& awaitedBy, int word, uint64_t mask) const {
+  const uint64_t awaiting = awaitedBy.load(std::memory_order_relaxed) & mask;
   for (uint64_t bits = awaiting; bits != 0; bits &= bits - 1) {
     const int rank = word * 64 + std::countr_zero(bits);
     // A rank whose condition has become true does not sleep, and needs no wake-up.
     if (state(rank).doorbell.sleepers.load(std::memory_order_relaxed) == 0) continue;
-    sleepers.fetch_and(~(bits & -bits));
+    awaitedBy.fetch_and(~(bits & -bits));
     wake(rank);
   }
 }

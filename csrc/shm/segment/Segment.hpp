@@ -78,9 +78,9 @@ class Segment {
 
   // Registers a thread of rank `self` that is about to sleep until `rank` wakes it.
   void await(int self, int rank) const {
-    auto& sleepers = state(rank).doorbell.awaitedBy[self / 64];
+    auto& awaitedBy = state(rank).doorbell.awaitedBy[self / 64];
     const uint64_t bit = uint64_t{1} << (self % 64);
-    if ((sleepers.load(std::memory_order_relaxed) & bit) == 0) sleepers.fetch_or(bit);
+    if ((awaitedBy.load(std::memory_order_relaxed) & bit) == 0) awaitedBy.fetch_or(bit);
   }
 
   static size_t channelBytes(int ranks);
@@ -89,10 +89,11 @@ class Segment {
   Segment(int file, int ranks);
   void wake(int rank) const;
   void wakeThose(int self, int word, uint64_t mask) const {
-    auto& sleepers = state(self).doorbell.awaitedBy[word];
-    if ((sleepers.load(std::memory_order_relaxed) & mask) != 0) wakeAwaiting(sleepers, word, mask);
+    auto& awaitedBy = state(self).doorbell.awaitedBy[word];
+    if ((awaitedBy.load(std::memory_order_relaxed) & mask) != 0)
+      wakeAwaiting(awaitedBy, word, mask);
   }
-  void wakeAwaiting(std::atomic<uint64_t>& sleepers, int word, uint64_t mask) const;
+  void wakeAwaiting(std::atomic<uint64_t>& awaitedBy, int word, uint64_t mask) const;
 
   int ranks_;
   size_t channelBytes_;

@@ -167,8 +167,8 @@ void Waiter::sleepUnless(int waker, FunctionRef<bool()> ready) const {
   } else {
     for (int rank = 0; rank < segment_.size(); ++rank) segment_.await(self_, rank);
   }
-  // Pairs with the fence in Segment::wakeRank: either the waking rank sees the sleeper, or the
-  // sleeper sees what was published.
+  // Pairs with the fence in Segment::wakeRank and wakeAll: either the waking rank sees the sleeper,
+  // or the sleeper sees what was published.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (!ready()) syscall(SYS_futex, &doorbell.rings, FUTEX_WAIT, rings, &kSleep, nullptr, 0);
 }

@@ -43,10 +43,10 @@ inline void pauseCpu() {
 // Waits on behalf of one rank. Any number of threads may wait at once.
 //
 // A thread spins before it sleeps, since a wake-up through the kernel takes up to a hundred
-// microseconds. It spins for kPatience if the previous wait ended within that time. Each longer
-// wait halves the spin time. If another rank may need the thread's CPU, the thread yields between
-// two checks. Waiting never changes the CPUs that a thread may use, since the caller has chosen
-// them.
+// microseconds. It spins for kPatience if the last wait that outlasted kQuickChecks ended within
+// that time. Each longer wait halves the spin time. If another rank may need the thread's CPU, the
+// thread yields between two checks. Waiting never changes the CPUs that a thread may use, since the
+// caller has chosen them.
 class Waiter {
  public:
   Waiter(Segment& segment, int self) : segment_(segment), self_(self) {}
@@ -81,8 +81,8 @@ class Waiter {
  private:
   static constexpr int kQuickChecks = 64;
   static constexpr int kAnyone = -1;
-  // Longest spin time. A wake-up through the kernel takes less, so ranks that arrive together never
-  // sleep.
+  // Longest spin time. A wake-up through the kernel takes less, so ranks that keep arriving
+  // together never sleep.
   static constexpr std::chrono::microseconds kPatience{100};
 
   template <class Ready>
