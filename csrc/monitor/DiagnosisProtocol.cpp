@@ -33,6 +33,9 @@ constexpr milliseconds kParting{500};
 // Stands in a verdict's place if the round is void. Not the encoding of a verdict.
 constexpr const char* kVoid = "void";
 
+// Ends a standing verdict in whose place its leader has led to another one.
+constexpr const char* kSuperseded = "";
+
 }  // namespace
 
 DiagnosisProtocol::DiagnosisProtocol(std::unique_ptr<SharedBoard> board, Options options)
@@ -51,6 +54,7 @@ std::chrono::microseconds DiagnosisProtocol::tick() const {
 DiagnosisProtocol::Outcome DiagnosisProtocol::step(Wanted wanted, Clock::time_point now) {
   wanted_ = std::move(wanted);
   outcome_ = Outcome();
+  now_ = now;
   round_.ran.at(now);
   try {
     if (wanted_.end) {
@@ -115,7 +119,9 @@ void DiagnosisProtocol::endStanding() {
     if (standing->led) {
       board_->set(standing->key, *text);
     }
-    outcome_.ends.push_back(*std::move(text));
+    if (*text != kSuperseded) {
+      outcome_.ends.push_back(*std::move(text));
+    }
     standing = standing_.erase(standing);
   }
 }
@@ -194,6 +200,7 @@ void DiagnosisProtocol::lead(Clock::time_point now) {
   round_.verdict = std::move(verdict);  // this rank's, if the board fails now
   round_.wrote = board_->claim(key("verdict"), encode(*round_.verdict));
   if (round_.wrote) {
+    supersede();
     part(now);
   } else {
     read(now);
@@ -213,6 +220,15 @@ void DiagnosisProtocol::follow(Clock::time_point now) {
 
 void DiagnosisProtocol::declareVoid() {
   board_->claim(key("verdict"), kVoid);
+}
+
+// Ends the standing verdict to which this rank led before: the new one takes its place.
+void DiagnosisProtocol::supersede() {
+  const auto led = std::ranges::find(standing_, true, &Standing::led);
+  if (led != standing_.end()) {
+    board_->set(led->key, kSuperseded);
+    standing_.erase(led);
+  }
 }
 
 // Ends the round if a rank has written a verdict, or that the round is void. Returns whether one
@@ -258,7 +274,7 @@ void DiagnosisProtocol::finish(const std::optional<Verdict>& verdict) {
     const auto overKey = key("over");
     outcome_.over = outcome_.broken.empty() && !round_.wrote && isOver(overKey);
     if (!outcome_.over) {
-      standing_.push_back({overKey, round_.wrote});
+      standing_.push_back({overKey, round_.wrote, now_});
     }
   }
   outcome_.ended = true;

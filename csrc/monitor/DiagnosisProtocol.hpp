@@ -64,7 +64,7 @@ class DiagnosisProtocol {
     bool noticed = false;                     // another rank has rung
     bool dumps = false;                       // asks the other ranks for dumps
     std::optional<Snapshot> status;           // if wantsStatus()
-    std::optional<std::string> end;           // ends the oldest standing verdict of this rank's
+    std::optional<std::string> end;           // ends the standing verdict to which this rank led
   };
 
   // What other threads learn of a step.
@@ -85,8 +85,11 @@ class DiagnosisProtocol {
   Outcome step(Wanted wanted, Clock::time_point now);
   // Returns whether no round goes on.
   bool idle() const { return phase_ == Phase::idle; }
-  // Return whether a verdict stands, and whether one does to which this rank led.
-  bool stands() const { return !standing_.empty(); }
+  // Returns the time of the latest standing verdict, or nullopt if no verdict stands.
+  std::optional<Clock::time_point> standing() const {
+    return standing_.empty() ? std::nullopt : std::optional(standing_.back().since);
+  }
+  // Returns whether this rank has led to a standing verdict.
   bool ledStanding() const { return std::ranges::any_of(standing_, &Standing::led); }
   // Returns whether the next step needs Wanted::status.
   bool wantsStatus() const { return phase_ == Phase::answering && !round_.stacks; }
@@ -114,6 +117,7 @@ class DiagnosisProtocol {
   bool read(Clock::time_point now);
   void part(Clock::time_point now);
   void declareVoid();
+  void supersede();
   bool isOver(const std::string& overKey);
   void finish(const std::optional<Verdict>& verdict);
   std::string key(const std::string& name) const;
@@ -122,6 +126,7 @@ class DiagnosisProtocol {
   struct Standing {
     std::string key;  // the board has, under this key, the text that ends the verdict
     bool led = false;
+    Clock::time_point since;
   };
   struct Round {
     bool leads = false;
@@ -140,6 +145,7 @@ class DiagnosisProtocol {
   const Options options_;
   Wanted wanted_;
   Outcome outcome_;
+  Clock::time_point now_;           // when the current step began
   std::vector<Standing> standing_;  // the oldest first
   int64_t dumps_ = 0;               // number of requests for dumps that this rank knows of
   Phase phase_ = Phase::idle;

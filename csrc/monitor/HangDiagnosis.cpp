@@ -90,8 +90,9 @@ std::string HangDiagnosis::tooLong(Clock::duration since, Clock::time_point now)
   const auto ran = clock_.at(now);
   return stepping_ && ran - std::max(*stepping_, since) >= kPatience
              ? "the store has not answered for " + inSeconds(kPatience)
-         : ran - since >= kLimit ? "the ranks have not found a verdict within " + inSeconds(kLimit)
-                                 : "";
+         : ran - std::max(foundAt_, since) >= kLimit
+             ? "the ranks have not found a verdict within " + inSeconds(kLimit)
+             : "";
 }
 
 std::optional<Verdict> HangDiagnosis::ask(const DiagnosisRequest& request, Clock::time_point now) {
@@ -241,15 +242,13 @@ Verdict HangDiagnosis::printUnknown(const std::string& why, const DiagnosisReque
   return verdict;
 }
 
-void HangDiagnosis::apply(const DiagnosisProtocol::Outcome& outcome, Clock::time_point now) {
+void HangDiagnosis::apply(const DiagnosisProtocol::Outcome& outcome) {
   broken_ = outcome.broken;
   if (outcome.askedForDumps) {
     dumpsWanted_ = false;
   }
+  standing_ = protocol_.standing();
   led_ = protocol_.ledStanding();
-  if (!protocol_.stands()) {
-    standing_.reset();
-  }
   if (outcome.ended) {
     const auto& verdict = outcome.verdict;
     const bool final = verdict && verdict->extensionMs == 0;
@@ -260,11 +259,11 @@ void HangDiagnosis::apply(const DiagnosisProtocol::Outcome& outcome, Clock::time
       verdict_ = verdict;
       verdictOn_ = asked_ ? asked_->wait : Wait();
     }
-    if (final && options_.goesOn && !outcome.over) {
-      standing_ = now;
-    }
     if (answers) {
       asked_.reset();
+    }
+    if (verdict) {
+      foundAt_ = clock_.ran();
     }
     snapshot_.reset();
     noticed_ = options_.goesOn || !final;  // the others may be in the next round
@@ -302,7 +301,7 @@ void HangDiagnosis::step(Clock::time_point now) {
   tell(outcome);
   lock.lock();
   stepping_.reset();
-  apply(outcome, now);
+  apply(outcome);
 }
 
 void HangDiagnosis::run() {

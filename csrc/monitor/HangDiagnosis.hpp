@@ -60,7 +60,7 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
   // Returns the time of the latest standing verdict of a group that goes on, or nullopt if no
   // verdict stands.
   std::optional<Clock::time_point> standing() const;
-  // Ends the oldest standing verdict to which this rank led, if any: all ranks print `text`.
+  // Ends the standing verdict to which this rank led, if any: all ranks print `text`.
   void end(const std::string& text);
   // Returns whether to ring the other ranks; true once for each reason.
   bool takeRing() { return ring_.exchange(false, std::memory_order_acq_rel); }
@@ -95,7 +95,7 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
   bool wanted() const;
   std::optional<Clock::time_point> next(Clock::time_point now) const;
   DiagnosisProtocol::Wanted take();
-  void apply(const DiagnosisProtocol::Outcome& outcome, Clock::time_point now);
+  void apply(const DiagnosisProtocol::Outcome& outcome);
   void tell(const DiagnosisProtocol::Outcome& outcome) const;  // prints what a step has led to
   Verdict printUnknown(const std::string& why, const DiagnosisRequest& request) const;
 
@@ -116,6 +116,7 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
   uint64_t looked_ = 0;  // number of completed looks for a diagnosis
   std::optional<DiagnosisRequest> asked_;
   Clock::duration askedAt_{};
+  Clock::duration foundAt_{};  // when the ranks last found a verdict
   std::optional<Snapshot> snapshot_;
   std::optional<Verdict> verdict_;
   Wait verdictOn_;                             // what this rank asked about

@@ -21,6 +21,8 @@ class RunningTime {
     last_ = std::max(last_.value_or(now), now);
     return ran_;
   }
+  // Returns the time counted until the last call of at().
+  Clock::duration ran() const { return ran_; }
 
  private:
   Clock::duration gap_;

@@ -2,6 +2,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <map>
@@ -257,6 +258,26 @@ TEST(aGroupThatGoesOnIsToldWhenAVerdictIsOverAndGetsTheNext) {
   CHECK_EQUAL(ranksOf(verdict), "0 2 ");
   CHECK_CONTAINS(verdict.text, "have not arrived at broadcast #4");
   CHECK(stand(true));
+}
+
+TEST(aVerdictTakesThePlaceOfTheOneThatItsLeaderLedToBefore) {
+  Group group(3, 0, /*goesOn=*/true);
+  for (auto& answer : group.answers) issue(answer, 4);
+  issue(group.answers[1], 2);
+  CHECK_EQUAL(ranksOf(group.ask(0, questionOn(3))), "1 ");
+  auto next = questionOn(3);
+  next.op = "broadcast #4 (8 x Float, root 0)";
+  next.seq = 4;
+  next.wait = waitIn(next.op, 4, ranksTo(3));
+  CHECK_EQUAL(ranksOf(group.ask(0, next)), "1 ");
+  const auto none = [&] {
+    return std::ranges::none_of(
+        group.ranks, [](const auto& rank) { return rank->standing().has_value(); });
+  };
+  group.ranks[0]->end("it is over");
+  const auto until = Clock::now() + milliseconds(20'000);
+  while (!none() && Clock::now() < until) std::this_thread::sleep_for(milliseconds(5));
+  CHECK(none());
 }
 
 TEST(anOperationWhoseEndNobodyHearsIsNoHangOnceAllHaveCome) {
