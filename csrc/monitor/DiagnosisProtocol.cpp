@@ -200,7 +200,9 @@ void DiagnosisProtocol::lead(Clock::time_point now) {
   round_.verdict = std::move(verdict);  // this rank's, if the board fails now
   round_.wrote = board_->claim(key("verdict"), encode(*round_.verdict));
   if (round_.wrote) {
-    supersede();
+    if (round_.verdict->extensionMs == 0) {
+      supersede();
+    }
     part(now);
   } else {
     read(now);
