@@ -40,6 +40,8 @@ MANY_HOSTS = 16
 MANY_RANKS = 32
 """Of more of them no verdict is made, in which every rank tells where all threads are."""
 VERDICT_AFTER = timedelta(seconds=2)
+VOID = b"void"
+"""Stands in a verdict's place if a round of the diagnosis has none."""
 CLONE_NEWUTS = 0x04000000
 PROBE = "/which link this is"
 REASON = 1 << 29
@@ -108,8 +110,6 @@ class CountingStore(dist.Store):
         with self.world.lock:
             self.world.memory[key] = value
             self.world.there[key].set()
-        if key.endswith("/verdict"):
-            self.world.judged.set()
 
     def get(self, key: str) -> bytes:
         """Counts and returns what is there: whoever asks has checked."""
@@ -135,6 +135,8 @@ class CountingStore(dist.Store):
             value = self.world.memory.get(key, b"")
             if sets := value == expected:
                 self.world.memory[key] = wanted
+        if sets and key.endswith("/verdict") and wanted != VOID:
+            self.world.judged.set()
         # A comparison that cannot hold reads; where there is no key it returns what it expected.
         self._count("set" if sets else "get" if value else "look", key)
         return wanted if sets else value or expected
