@@ -36,8 +36,9 @@ def run_program(command, timeout=PROGRAM_LIMIT, **options):
             output, errors = program.communicate(timeout=limits.grown(timeout))
         except subprocess.TimeoutExpired as late:
             end_tree(program.pid)
-            output, errors = program.communicate()
-            late.add_note(f"Its output ends:\n{((output or '') + (errors or ''))[-4000:]}")
+            with contextlib.suppress(subprocess.TimeoutExpired):  # another process may have it
+                output, errors = program.communicate(timeout=10)
+                late.add_note(f"Its output ends:\n{((output or '') + (errors or ''))[-4000:]}")
             raise
         except BaseException:
             end_tree(program.pid)
