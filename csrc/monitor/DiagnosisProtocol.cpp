@@ -55,12 +55,12 @@ DiagnosisProtocol::Outcome DiagnosisProtocol::step(Wanted wanted, Clock::time_po
   wanted_ = std::move(wanted);
   outcome_ = Outcome();
   now_ = now;
-  round_.ran.at(now);
+  round_.ran.at(now_);
   try {
     if (wanted_.end) {
       endStanding();
     }
-    advance(now);
+    advance();
   } catch (const std::exception& error) {
     const std::string what = error.what();
     outcome_.broken = "the store is gone (" + what.substr(0, what.find('\n')) + ")";
@@ -73,19 +73,19 @@ DiagnosisProtocol::Outcome DiagnosisProtocol::step(Wanted wanted, Clock::time_po
   return std::exchange(outcome_, Outcome());
 }
 
-void DiagnosisProtocol::advance(Clock::time_point now) {
+void DiagnosisProtocol::advance() {
   switch (phase_) {
-    case Phase::idle: look(now); break;
-    case Phase::answering: publish(now); break;
-    case Phase::leading: lead(now); break;
-    case Phase::following: follow(now); break;
-    case Phase::parting: part(now); break;
+    case Phase::idle: look(); break;
+    case Phase::answering: publish(); break;
+    case Phase::leading: lead(); break;
+    case Phase::following: follow(); break;
+    case Phase::parting: part(); break;
   }
 }
 
 // Looks for a diagnosis. If this rank was busy or looks late, the diagnosis may be over, and its
 // verdict is on the board.
-void DiagnosisProtocol::look(Clock::time_point now) {
+void DiagnosisProtocol::look() {
   const bool asked = wanted_.request.has_value();
   endStanding();
   bool news = options_.poll && options_.poll(/*thorough=*/wanted_.noticed || asked);
@@ -101,8 +101,8 @@ void DiagnosisProtocol::look(Clock::time_point now) {
   }
   round_ = Round();
   round_.leads = leads;
-  round_.begun = now;
-  round_.ran.at(now);
+  round_.begun = now_;
+  round_.ran.at(now_);
   round_.request = wanted_.request;
   phase_ = Phase::answering;
 }
@@ -143,7 +143,7 @@ bool DiagnosisProtocol::lookForDumps() {
   return false;
 }
 
-void DiagnosisProtocol::publish(Clock::time_point now) {
+void DiagnosisProtocol::publish() {
   if (!round_.stacks) {
     if (!wanted_.status) {
       return;  // the monitor provides it in its next round
@@ -161,16 +161,16 @@ void DiagnosisProtocol::publish(Clock::time_point now) {
   board_->set(key("answer/" + std::to_string(options_.rank)), encode(answer));
   round_.answers[options_.rank] = answer;
   phase_ = round_.leads ? Phase::leading : Phase::following;
-  advance(now);
+  advance();
 }
 
-void DiagnosisProtocol::lead(Clock::time_point now) {
-  if (now - round_.begun >= kGiveUp) {
+void DiagnosisProtocol::lead() {
+  if (now_ - round_.begun >= kGiveUp) {
     declareVoid();
-    read(now);
+    read();
     return;
   }
-  const bool late = round_.ran.at(now) >= kGather;
+  const bool late = round_.ran.ran() >= kGather;
   auto& request = *round_.request;
   if (wanted_.request && isSameOperation(wanted_.request->wait, request.wait)) {
     request.ended = wanted_.request->ended;
@@ -203,20 +203,20 @@ void DiagnosisProtocol::lead(Clock::time_point now) {
     if (round_.verdict->extensionMs == 0) {
       supersede();
     }
-    part(now);
+    part();
   } else {
-    read(now);
+    read();
   }
 }
 
-void DiagnosisProtocol::follow(Clock::time_point now) {
-  const auto waited = now - round_.begun;
-  if (read(now) || waited < kFollow) {
+void DiagnosisProtocol::follow() {
+  const auto waited = now_ - round_.begun;
+  if (read() || waited < kFollow) {
     return;
   }
   if (wanted_.request || waited >= kGiveUp) {
     declareVoid();
-    read(now);
+    read();
   }
 }
 
@@ -235,28 +235,28 @@ void DiagnosisProtocol::supersede() {
 
 // Ends the round if a rank has written a verdict, or that the round is void. Returns whether one
 // has.
-bool DiagnosisProtocol::read(Clock::time_point now) {
+bool DiagnosisProtocol::read() {
   const auto text = board_->get(key("verdict"));
   if (!text) {
     return false;
   }
   round_.verdict = decodeVerdict(*text);
   if (round_.verdict) {
-    part(now);
+    part();
   } else {
     finish(std::nullopt);
   }
   return true;
 }
 
-void DiagnosisProtocol::part(Clock::time_point now) {
+void DiagnosisProtocol::part() {
   phase_ = Phase::parting;
   const bool first = !round_.read;
   if (first) {
-    round_.read = now;
+    round_.read = now_;
   }
   const auto readers = board_->add(key("read"), first ? 1 : 0);
-  if (readers >= round_.verdict->answered || now - *round_.read >= kParting) {
+  if (readers >= round_.verdict->answered || now_ - *round_.read >= kParting) {
     finish(round_.verdict);
   }
 }

@@ -107,15 +107,15 @@ class DiagnosisProtocol {
 
   enum class Phase { idle, answering, leading, following, parting };
 
-  void advance(Clock::time_point now);
-  void look(Clock::time_point now);
+  void advance();
+  void look();
   bool lookForDumps();
   void endStanding();
-  void publish(Clock::time_point now);
-  void lead(Clock::time_point now);
-  void follow(Clock::time_point now);
-  bool read(Clock::time_point now);
-  void part(Clock::time_point now);
+  void publish();
+  void lead();
+  void follow();
+  bool read();
+  void part();
   void declareVoid();
   void supersede();
   bool isOver(const std::string& overKey);

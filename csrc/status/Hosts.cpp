@@ -136,16 +136,11 @@ struct Hosts::State {
 
   // Answers the questions of other hosts until `stop`. Raises the store's errors.
   void listen() {
-    try {
-      listenInTurns();
-    } catch (...) {
-      turns().leave(store);  // another process of the host answers from now on
-      throw;
-    }
-    turns().leave(store);
-  }
-
-  void listenInTurns() {
+    // Another process of the host answers from the end of this function on, however it ends.
+    struct Leaving {
+      const std::string& store;
+      ~Leaving() { turns().leave(store); }
+    } leaving{store};
     const Folder folder(StatusServer::folder());
     std::unique_ptr<SharedBoard> board;  // set since this process first had the turn
     int64_t heard = 0;
