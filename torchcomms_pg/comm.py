@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from torchcomms_pg import _C, compile_ops, objcol
 from torchcomms_pg._version import __version__
+from torchcomms_pg.errors import SplitError
 from torchcomms_pg.handle import Handle
 from torchcomms_pg.late_ranks import RankLateness, of_communicator
 from torchcomms_pg.operations import Operations
@@ -255,7 +256,7 @@ class TorchComm(Operations, Handle):
             (`FlightRecorderHook`). None if the list is empty.
 
         Raises:
-            ValueError: this rank's list is not empty and lacks this rank, or has a rank twice or
+            SplitError: this rank's list is not empty and lacks this rank, or has a rank twice or
                 one that does not exist; or another rank of the new communicator passed another
                 list. The call counts as this rank's split, so that no other rank waits for it.
         """
@@ -269,7 +270,10 @@ class TorchComm(Operations, Handle):
         number = comm.splits + 1
         # The first rank tells apart the communicators that one split makes.
         name = name or "/".join(map(str, [self.get_name(), number, *ranks[:1]]))
-        child = comm.split(ranks, name, timeout, config, named)
+        try:
+            child = comm.split(ranks, name, timeout, config, named)
+        except ValueError as error:
+            raise SplitError(error) from None
         if child is None:
             return None
         options = self.get_options()

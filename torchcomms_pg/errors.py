@@ -46,6 +46,13 @@ class CommError(DistBackendError):
         )
 
 
+class SplitError(ValueError, RuntimeError):
+    """The ranks of a ``split`` make no communicator.
+
+    ``RuntimeError`` as well, since the torchcomms package raises that, and programs for it catch it.
+    """
+
+
 def _restore(
     message: str, op: str, seq: int, group: str, ranks: list[int], verdict: str
 ) -> CommError:
