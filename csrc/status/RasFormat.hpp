@@ -1,5 +1,5 @@
 // The status of a job in the formats of NCCL's RAS (NCCL 2.30, src/ras/client_support.cc), as far
-// as programs read them. docs/ras.md describes what each part shows.
+// as programs read them. docs/status.md describes what each part shows.
 #pragma once
 
 #include <string>

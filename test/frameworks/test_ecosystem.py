@@ -2,7 +2,7 @@
 
 By its name, and by the name gloo, under which a program need not be changed.
 
-Each is skipped where it is not installed: ``pip install -e '.[ecosystem]'``. docs/ecosystem.md
+Each is skipped where it is not installed: ``pip install -e '.[ecosystem]'``. docs/gloo.md
 tells users the same.
 """
 
@@ -271,7 +271,7 @@ def test_deepspeed_zero(name, stage):
 
 
 def torchft_group():
-    """A torchft process group over torchcomms; docs/ecosystem.md shows the same class."""
+    """A torchft process group over torchcomms; docs/gloo.md shows the same class."""
     from torch.distributed import ProcessGroup
     from torchft.process_group import ProcessGroupWrapper
 

@@ -1,6 +1,6 @@
 """Packages that start the ranks themselves, and say gloo, run over torchcomms unchanged.
 
-Each is skipped where it is not installed; docs/ecosystem.md has versions.
+Each is skipped where it is not installed; docs/gloo.md has versions.
 """
 
 import os

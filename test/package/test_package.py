@@ -257,7 +257,7 @@ def test_each_command_of_the_documents_is_in_the_package():
 
 @pytest.mark.slow
 def test_ranks_of_a_notebook_are_threads_of_its_process():
-    text = document("docs/where.md")
+    text = document("docs/install.md")
     cell = re.search(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL).group(1)
     run = run_python("-c", cell + "\nprint('the kernel lives')")
     said = re.search(r"print\(results\)  # (.*)", cell).group(1)
