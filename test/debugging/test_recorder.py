@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from harness.comms import make, torchcomms
+from harness.programs import run_python
 from harness.ranks import on_ranks, wait_for
 from harness.recorders import entries, process_entries, process_trace, recorder
 
@@ -442,6 +443,24 @@ def test_the_ring_of_the_process_can_be_dumped_by_hand(world, tmp_path):
         trace = pickle.load(file)
     assert trace["nccl_comm_state"][group.group_name]["nRanks"] == "2"
     assert trace["entries"][-1]["frames"] and trace["comm_lib_version"]
+
+
+def test_a_process_without_a_group_writes_no_dump_at_its_end(tmp_path):
+    """Such as torchrun, which imports torch: its file would take the place of rank 0's."""
+    program = """
+        import sys, torch.distributed as dist, torchcomms_pg
+        from torchcomms_pg.hooks import flight_recorder
+        flight_recorder.configure()
+        if sys.argv[1:]:
+            dist.init_process_group("torchcomms", store=dist.HashStore(), rank=0, world_size=1)
+            dist.barrier()
+        """
+    there = {"TORCHCOMMS_PG_DUMP_AT_EXIT": "1", "TORCHCOMM_FR_DUMP_TEMP_FILE": str(tmp_path / "d_")}
+    for arguments, files in ((["group"], ["d_0"]), ([], [])):
+        for file in tmp_path.iterdir():
+            file.unlink()
+        done = run_python("-c", program, *arguments, **there)
+        assert (done.returncode, os.listdir(tmp_path)) == (0, files), done.stderr
 
 
 @on_ranks(1)

@@ -685,9 +685,31 @@ def test_a_file_that_is_no_dump_is_named_and_runs_nothing(tmp_path, capsys, cont
     assert out == ""
 
 
+def test_before_a_dump_is_written_the_trace_says_when_one_is(tmp_path, capsys):
+    for folder in (tmp_path, tmp_path / "made later"):
+        assert main([str(folder)]) == 2
+        err = capsys.readouterr().err
+        assert f"{folder}: no dump has been written yet" in err and "Traceback" not in err
+        assert "its timeout has passed" in err and "python -m torchcomms_pg.status" in err
+    recorders(1)[0].call("barrier").write(tmp_path)
+    assert main([str(tmp_path), "--prefix", "rank_"]) == 2
+    assert "no file has the name rank_RANK" in capsys.readouterr().err
+
+
+def test_the_empty_dump_of_a_process_without_a_group_is_named_and_accuses_nobody(tmp_path, capsys):
+    ranks = recorders(2)
+    for rank in ranks:
+        rank.call("all_reduce")
+    assert verdict(tmp_path, ranks).kind == "fine"
+    empty = {"version": "2.10", "pg_config": {}, "pg_status": {}}
+    (tmp_path / "dump_0").write_bytes(pickle.dumps(empty))
+    assert main([str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert "dump_0: the dump is empty: its process has had no operation of a group" in out
+    assert "left no dump that is of use" in out or "not arrived" not in out
+
+
 def test_dumps_that_cannot_be_told_apart_are_refused(tmp_path):
-    with pytest.raises(DumpError, match="no file ends with a rank"):
-        load(tmp_path)
     rank = recorders(1)[0].call("barrier")
     rank.write(tmp_path)
     rank.write(tmp_path, "json")

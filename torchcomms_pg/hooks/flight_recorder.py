@@ -177,9 +177,11 @@ _dumped_at_exit: set[int] = set()  # ids of processes with the finalizer; a fork
 
 
 def _dump_at_exit() -> None:
-    recorder = process_recorder()
+    recorder = _C.process_recorder()
     try:
-        if recorder is not None:
-            recorder.dump_file()
+        # No rank is known before a group's first operation. A launcher, which imports torch and has
+        # no group, would replace rank 0's file.
+        if recorder is not None and recorder.rank >= 0:
+            FlightRecorder(recorder).dump_file()
     except (OSError, RuntimeError) as error:
         print(f"torchcomms_pg: the flight recorder is not dumped: {error}", file=sys.stderr)

@@ -200,10 +200,11 @@ def load(folder: Path, prefix: str | None = None, *, stale: bool = False) -> Dum
     files that are no dumps and, unless ``stale``, dumps that are older than others.
 
     Raises:
-        DumpError: no file has such a name, two files are of one rank, or no file is a dump.
+        DumpError: no file has such a name, two files are of one rank, or no file is a dump with a
+            group.
     """
     paths: dict[int, Path] = {}
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.iterdir()) if folder.exists() else ():
         match = re.fullmatch(r"(.*?)(\d{1,9})(\.json|\.pkl|\.pickle)?", path.name)
         if not path.is_file() or match is None:
             continue
@@ -217,10 +218,7 @@ def load(folder: Path, prefix: str | None = None, *, stale: bool = False) -> Dum
             )
         paths[rank] = path
     if not paths:
-        raise DumpError(
-            f"{folder}: no file ends with a rank, as the recorder's dumps do "
-            "(TORCH_FR_DUMP_TEMP_FILE sets how they begin)"
-        )
+        raise DumpError(_no_dump(folder, prefix))
     left_out: dict[int, str] = {}
     dumps = _read(paths, left_out)
     if not dumps:
@@ -233,13 +231,26 @@ def load(folder: Path, prefix: str | None = None, *, stale: bool = False) -> Dum
     return found
 
 
+def _no_dump(folder: Path, prefix: str | None) -> str:
+    named = "a name that ends with a rank" if prefix is None else f"the name {prefix}RANK"
+    return (
+        f"{folder}: no dump has been written yet, as no file has {named}. A dump is written when "
+        "an operation has failed or its timeout has passed, and at the end of the process with "
+        "TORCHCOMMS_PG_DUMP_AT_EXIT=1; TORCH_FR_DUMP_TEMP_FILE is its path without the rank. A job "
+        "that still runs answers python -m torchcomms_pg.status"
+    )
+
+
 def _read(paths: dict[int, Path], unreadable: dict[int, str]) -> list[Dump]:
     dumps = []
     for rank, path in paths.items():
         try:
             # Accepts a ring of any size: a frame takes more than eight bytes of a file.
             most = max(_MOST, path.stat().st_size // 8)
-            dumps.append(parse(_content(path), rank, path, most))
+            dump = parse(_content(path), rank, path, most)
+            if not dump.groups and not dump.entries:
+                raise DumpError("the dump is empty: its process has had no operation of a group")
+            dumps.append(dump)
         except (DumpError, OSError) as error:
             unreadable[rank] = f"{path}: {error}" if isinstance(error, DumpError) else str(error)
     return dumps
