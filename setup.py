@@ -447,6 +447,8 @@ if __name__ == "__main__":
         )
     try:
         requirement = required_torch(bool(BUILDS & set(sys.argv)))
+        if BUILDS & set(sys.argv):
+            Build()  # pip asks for the metadata first: what the build lacks is told before it
     except SetupError as error:
         raise SystemExit(f"error: {error}") from None
     # setuptools packs whatever lies in its build folder: also modules deleted since.

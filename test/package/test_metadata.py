@@ -58,6 +58,9 @@ def environment_with(folder, version):
     (wheel,) = folder.glob("torch-*.whl")
     shutil.unpack_archive(wheel, packages, "zip")
     (packages / "torch/version.py").write_text(f"__version__ = {version!r}\n")
+    (packages / "nvidia/nccl/include").mkdir(parents=True)
+    (packages / "nvidia/nccl/include/nccl.h").touch()
+    (folder / "bin/ninja").touch()
     return folder / "bin/python"
 
 
@@ -137,6 +140,16 @@ def test_a_torch_that_the_sources_are_not_for_is_refused_before_another_takes_it
     # TORCHCOMMS_PG_ANY_TORCH=1 tries that torch, and does not replace it.
     names = would_install(python, sources, *what, TORCHCOMMS_PG_ANY_TORCH="1")
     assert [name for name in names if name.startswith("torch")] == ["torchcomms_pg-0.1.0"]
+
+
+def test_a_build_that_lacks_nccl_fails_first_with_the_package_to_install(sources):
+    python = environment_with(sources.parent / "env", "2.15.0")
+    (header,) = (sources.parent / "env").glob("lib/python3*/site-packages/nvidia/nccl/include/*")
+    header.unlink()
+    (said,) = would_install(python, sources, ".")
+    before, _, after = said.partition("error: nccl.h was not found: this torch brings no NCCL")
+    assert "pip install 'nvidia-nccl-cu12>=2.28.7,<3'" in after
+    assert len(before.splitlines()) < 12 and "Building wheel" not in said, said
 
 
 def test_type_checkers_see_an_editable_install(sources):

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import venv
 import zipfile
 
@@ -17,7 +18,7 @@ import pytest
 import torch
 
 from harness import ROOT, TESTS, gpu_check
-from harness.programs import run_python
+from harness.programs import run_program, run_python
 
 # Each run of a tool may take 110 s.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -206,6 +207,27 @@ def test_each_tool_has_help_before_anything_is_installed(checkout, tool):
     assert done.returncode == 0, done.stderr
     assert f"  tools/{tool}" in done.stdout and "#" not in done.stdout
     assert not list(checkout.glob(".venv*"))
+
+
+def test_the_wheels_tool_says_what_it_does_and_how_long_each_build_took(checkout):
+    stub = """
+        set -euo pipefail
+        cd "$(dirname "${BASH_SOURCE[0]}")/.."
+        VENV=. PY=true
+        setup() { SECONDS=$((SECONDS + 125)); }
+        step() { mkdir -p build/wheels/repaired wheels && touch build/wheels/repaired/one.whl; }
+        """
+    (checkout / "tools/_env").write_text(textwrap.dedent(stub))
+    done = run_program(
+        ["bash", checkout / "tools/wheel", "2.13", "2.15"], stdout=subprocess.PIPE, timeout=20
+    )
+    assert done.returncode == 0
+    first, *rest = done.stdout.splitlines()
+    assert first.startswith("makes one wheel for torch 2.13 2.15: ") and "a build for each" in first
+    times = [re.sub(r"2:0[5-9]|4:1\d", "TIME", line) for line in rest]
+    assert times == ["torch 2.13: TIME min", "torch 2.15: TIME min", "all: TIME min"] + [
+        "pip install wheels/one.whl"
+    ]
 
 
 def test_the_sources_have_what_their_tools_need(tmp_path):
