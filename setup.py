@@ -339,11 +339,12 @@ class Build:
         cxx = f"{launcher} {self.cxx}" if launcher else self.cxx
         link = [shlex.quote(f"-L{relative(self.torch / 'lib')}"), "-ltorch_python", "-ltorch_cpu"]
         link += ["-ltorch", "-lc10", "-ldl", "-lrt", "-pthread"]
-        # A compiler may link libstdc++ statically. That one exports nothing: torch has another, and
-        # the two would share the numbers of their locales' facets.
-        link.append("-Wl,--exclude-libs,ALL")
+        # Named before anything that LDFLAGS or a compiler's wrapper adds: what the shared ones
+        # have is then not taken from static ones. Exceptions cross between this library and torch.
+        link += ["-Wl,-Bdynamic", "-lstdc++", "-lgcc_s"]
         # No rpath: torch is imported first, so its libraries are loaded by then.
         link += shlex.split(os.environ.get("LDFLAGS", ""))
+        check = [sys.executable, "tools/_linked.py", "$out", relative(self.torch / "lib")]
         lines = [
             "ninja_required_version = 1.5",
             f"builddir = {out}",
@@ -356,7 +357,8 @@ class Build:
             # A shared library may lack symbols, Python's among them: ours would show at import.
             f"  command = {self.cxx} -shared @$out.rsp -o $out {' '.join(link)}"
             " && if nm -DCu $out | grep ' torchcomms_pg::'; then"
-            " echo 'error: these are declared and used, but defined nowhere'; rm $out; false; fi",
+            " echo 'error: these are declared and used, but defined nowhere'; rm $out; false; fi"
+            f" && {{ {shlex.join(check)} || {{ rm $out; false; }}; }}",
             "  description = link $out",
             "  rspfile = $out.rsp",
             "  rspfile_content = $in_newline",
@@ -369,7 +371,7 @@ class Build:
             objects.append(f"{out}/{unit}.o")
             lines.append(f"build {objects[-1]}: compile {out}/{unit}.cpp | {out}/{kind}.flags")
             lines.append(f"  flags = {kind}")
-        lines.append(f"build {relative(self.library)}: link {' '.join(objects)}")
+        lines.append(f"build {relative(self.library)}: link {' '.join(objects)} | tools/_linked.py")
         write_if_changed(self.folder / "build.ninja", "\n".join(lines) + "\n")
 
     def write_database(self) -> None:

@@ -14,6 +14,8 @@ import re
 import sys
 from pathlib import Path
 
+from torchcomms_pg._elf import without_cxx
+
 FOLDER = Path(__file__).resolve().parent
 
 
@@ -56,7 +58,8 @@ def load_extension(torch_version: str) -> None:
     """Imports the extension for a torch version as ``torchcomms_pg._C``.
 
     Raises:
-        ImportError: the folder has no such extension; the message has the command that builds it.
+        ImportError: the folder has no such extension, or it must not be loaded with torch; the
+            message has the command that builds it.
     """
     found = builds()
     name = found.get(minor_of(torch_version))
@@ -71,9 +74,24 @@ def load_extension(torch_version: str) -> None:
             f"{what}, and torch {torch_version} is installed. Build it for that one from its "
             f"source: {build_command()}"
         )
+    refuse_copies(FOLDER / (name + importlib.machinery.EXTENSION_SUFFIXES[0]))
     module = importlib.import_module(f"torchcomms_pg.{name}")
     sys.modules["torchcomms_pg._C"] = module
     sys.modules["torchcomms_pg"]._C = module  # type: ignore[attr-defined]
+
+
+def refuse_copies(extension: Path) -> None:
+    """Raises ImportError for an extension with its own copy of the C++ library or the unwinder.
+
+    torch has loaded another. The process would crash later, when a group is made or an exception
+    crosses from one copy to the other. Builds since this version are checked when they are linked.
+    """
+    if missing := without_cxx(extension):
+        raise ImportError(
+            f"{extension} was linked with a copy of {' and '.join(missing)} in it "
+            "(-static-libstdc++, -static-libgcc), and torch has loaded another: the process would "
+            f"crash. Build it again from its source, which uses torch's: {build_command()}"
+        )
 
 
 def build_command() -> str:

@@ -386,16 +386,6 @@ def test_the_environments_page_has_each_variable_of_the_users_of_nccl():
 # setup.py
 
 
-@pytest.fixture
-def setup_py(monkeypatch):
-    pytest.importorskip("setuptools")
-    spec = importlib.util.spec_from_file_location("setup_under_test", ROOT / "setup.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.delenv("TORCHCOMMS_PG_NCCL_INCLUDE", raising=False)
-    return module
-
-
 def test_a_compiler_is_named_with_or_without_its_folder(setup_py, monkeypatch, tmp_path):
     compiler = tmp_path / "g++-13"
     compiler.write_text("")
@@ -492,24 +482,6 @@ def test_the_database_of_commands_has_each_file_with_a_command_that_compiles_it(
         check=True,
         timeout=PROGRAM_LIMIT,
     )
-
-
-def test_a_libstdcxx_that_is_linked_statically_is_no_ones_else(setup_py, monkeypatch, tmp_path):
-    # Exported unique symbols, such as the ids of locale facets, would be shared with torch's copy.
-    monkeypatch.setattr(setup_py, "ROOT", tmp_path)
-    monkeypatch.setattr(setup_py, "package_version", lambda: "0")
-    monkeypatch.setenv("LDFLAGS", "-static-libstdc++")
-    source = tmp_path / "csrc" / "base" / "Text.cpp"
-    source.parent.mkdir(parents=True)
-    source.write_text(
-        "#include <sstream>\n"
-        "std::string text(int value) { std::ostringstream out; out << value; return out.str(); }\n"
-    )
-    build = setup_py.Build("static", [source])
-    build.run()
-    command = ["nm", "-DC", "--defined-only", build.library]
-    symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "std::num_put" not in symbols and "std::locale" not in symbols, symbols
 
 
 # The stub
