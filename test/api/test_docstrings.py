@@ -15,7 +15,7 @@ from harness import ROOT
 from harness.comms import make, torchcomms
 from harness.ranks import on_ranks
 
-MODULES = ("", ".hooks", "._comms", ".env", ".nccl", ".objcol", ".device_mesh")
+MODULES = ("", ".hooks", "._comms", ".env", ".nccl", ".objcol", ".device_mesh", ".testing")
 # Of every operation: TorchComm says what they mean.
 IN_COMMON = {"async_op", "hints", "timeout"}
 EXAMPLES = (

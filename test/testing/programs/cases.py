@@ -1,0 +1,172 @@
+"""Tests that test_ranks.py has pytest run: each is a case of what a test with ranks may do."""
+
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+
+
+@pytest.fixture(scope="module")
+def process_number():
+    return os.getpid()
+
+
+def all_reduced(value):
+    tensor = torch.tensor([float(value)])
+    dist.all_reduce(tensor)
+    return tensor.item()
+
+
+@pytest.mark.ranks(2)
+def test_fixtures(rank, world_size, group, process_number, tmp_path, capfd, monkeypatch, caplog):
+    assert (world_size, group.size(), group.rank()) == (2, 2, rank)
+    assert process_number == os.getpid()
+    assert all_reduced(rank) == 1
+    (tmp_path / str(rank)).touch()
+    dist.barrier()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+    os.system("echo said")
+    assert capfd.readouterr().out == "said\n"
+    monkeypatch.setenv("PATCHED", "1")
+    os.environ["LEFT"] = "1"
+    os.chdir("/")
+    torch.set_default_dtype(torch.float64)
+    dist.new_group([0, 1])
+
+
+@pytest.mark.ranks(2)
+def test_nothing_is_left(rank):
+    assert {"PATCHED", "LEFT"}.isdisjoint(os.environ)
+    assert os.getcwd() != "/"
+    assert torch.ones(1).dtype == torch.float32
+    assert torch.initial_seed() == 0
+
+
+@pytest.mark.parametrize("value", (1, 2))
+class TestOfAClass:
+    @pytest.mark.ranks(3)
+    def test_mesh(self, device_mesh, value):
+        warnings.warn("a warning of all ranks", stacklevel=1)
+        assert device_mesh.size() == 3
+
+
+@pytest.mark.ranks(2)
+def test_raises(rank):
+    print("said by rank", rank)
+    found = rank + 5
+    if rank == 1:
+        assert found == 3
+    dist.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_leaves_with_a_code(rank):
+    if rank == 1:
+        os.write(2, b"last words\n")
+        os._exit(3)
+    dist.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_is_killed(rank):
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+@pytest.mark.ranks(2, timeout=1)
+def test_hangs(rank):
+    if rank == 1:
+        time.sleep(100)
+    dist.barrier()
+
+
+@pytest.mark.ranks(2, timeout=1)
+def test_is_late(rank):
+    if rank == 1:
+        time.sleep(100)
+
+
+@pytest.mark.ranks(2, limit=1)
+def test_never_ends():
+    time.sleep(100)
+
+
+@pytest.mark.ranks(2)
+def test_exits(rank):
+    if rank == 1:
+        sys.exit(2)
+    dist.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_after_failures(rank):
+    assert all_reduced(1) == 2
+
+
+@pytest.fixture
+def broken(rank):
+    if rank == 1:
+        raise ValueError("no fixture of rank 1")
+
+
+@pytest.mark.ranks(2)
+def test_fixture_raises(broken):
+    dist.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_skips(rank):
+    if rank == 1:
+        pytest.skip("not on rank 1")
+    dist.barrier()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.xfail(strict=True)
+def test_fails_as_expected(rank):
+    assert rank == 0
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.xfail(strict=True)
+def test_dies_as_expected(rank):
+    os._exit(1)
+
+
+@pytest.mark.ranks(2)
+def test_subtests(rank, request):
+    subtests = request.getfixturevalue("subtests")
+    for part in range(3):
+        with subtests.test("part", part=part):
+            assert part * rank < 2
+
+
+@pytest.mark.ranks(2)
+def test_leaves_a_thread():
+    threading.Thread(target=time.sleep, args=(100,), name="left", daemon=True).start()
+
+
+@pytest.mark.ranks(2, backend=None)
+def test_makes_its_own_group():
+    dist.init_process_group("gloo")
+    assert all_reduced(1) == 2
+
+
+def test_of_no_ranks(rank):
+    pass
+
+
+@pytest.mark.ranks("2")
+def test_of_a_wrong_mark():
+    pass
+
+
+def test_without_the_mark(tmp_path):
+    assert not dist.is_initialized()

@@ -1,0 +1,24 @@
+"""Tests that test_ranks.py has pytest run with -s, coverage, a time limit and the debugger."""
+
+import time
+
+import measured
+import pytest
+
+
+@pytest.mark.ranks(2)
+def test_prints(rank):
+    print("hello")
+    assert measured.branch(rank) in ("zero", "one")
+
+
+@pytest.mark.ranks(2)
+def test_is_debugged(rank):
+    secret = 20 + rank
+    assert rank == 0, secret
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.timeout(1)
+def test_takes_too_long(rank):
+    time.sleep(100)

@@ -1,0 +1,92 @@
+"""Functions on ranks without pytest's help: run_ranks, and the notebook's %%ranks."""
+
+import os
+import re
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from torchcomms_pg.testing import RanksError, calls, notebook, run_ranks
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed():
+    yield
+    calls.close()
+
+
+def summed(value, *, times=1):
+    tensor = torch.tensor([value * (dist.get_rank() + 1)])
+    dist.all_reduce(tensor)
+    return tensor.item() * times
+
+
+def fails(how):
+    if dist.get_rank() == 1:
+        if how == "raises":
+            raise ValueError("of rank 1")
+        if how == "dies":
+            os._exit(7)
+        time.sleep(100)
+    dist.barrier()
+
+
+def backend():
+    return dist.get_backend()
+
+
+def leaves():
+    os.environ["LEFT"] = "1"
+    dist.new_group([0])
+
+
+def lives_in(name):
+    return name in os.environ
+
+
+@pytest.mark.torch_version
+def test_values_come_in_order_of_ranks_from_ranks_that_are_kept():
+    assert run_ranks(summed, 2, 3, times=2) == [18, 18]
+    assert run_ranks(os.getpid, 2) == run_ranks(os.getpid, 2)
+    run_ranks(leaves, 2)
+    assert run_ranks(lives_in, 2, "LEFT") == [False, False]
+    assert run_ranks(backend, 2, backend="gloo") == ["gloo", "gloo"]
+
+
+@pytest.mark.parametrize(
+    "how, text",
+    (
+        ("raises", r"rank 1 error: Traceback(.|\n)*ValueError: of rank 1"),
+        ("dies", r"rank 1 died: ended with exit code 7"),
+        ("hangs", r"rank 1 hung: still running, at test.*test_run_ranks.py:\d+ in fails"),
+    ),
+)
+def test_a_rank_that_fails_is_named_and_the_next_call_succeeds(how, text):
+    with pytest.raises(RanksError) as caught:
+        run_ranks(fails, 2, how, timeout=1)
+    assert re.search(text, str(caught.value)), caught.value
+    assert run_ranks(summed, 2, 1) == [3, 3]
+
+
+def test_a_function_that_no_rank_could_import_is_refused():
+    with pytest.raises(ValueError, match="wanted a function at the top level of a module"):
+        run_ranks(lambda: 1, 2)
+    with pytest.raises(ValueError, match="n is 0: wanted a number of ranks"):
+        run_ranks(summed, 0)
+
+
+def test_a_cell_runs_on_ranks_that_keep_its_names(capsys):
+    notebook.ranks(
+        "2", "import torch.distributed as dist\nmine = dist.get_rank()\nprint('at', mine)"
+    )
+    assert capsys.readouterr().out == "[rank 0] at 0\n[rank 1] at 1\n"
+    notebook.ranks("2", "mine * 2")
+    assert capsys.readouterr().out == "[rank 0] 0\n[rank 1] 2\n"
+    notebook.ranks("2", "print('before')\nif mine:\n    raise ValueError(mine)")
+    said = capsys.readouterr().out
+    assert re.search(r'File "cell-\d+", line 3.*\n.*raise ValueError\(mine\)', said), said
+    assert "printed before:\nbefore" in said
+    notebook.ranks("two", "mine")
+    assert "wanted %%ranks N" in capsys.readouterr().out

@@ -1,0 +1,116 @@
+"""The pytest plugin: the mark ``ranks``, its fixtures and options.
+
+Apart from ``torchcomms_pg``, whose import takes torch: every pytest of an environment in which
+torchcomms_pg is installed loads this module. What runs the tests is imported for the first test
+that has the mark: `torchcomms_pg.testing.pytest_main`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+MARK = (
+    "ranks(n, backend='torchcomms', timeout=5, limit=60): run the test in n processes, which are "
+    "the ranks of one fresh group; see docs/testing.md of torchcomms_pg"
+)
+_KEY = pytest.StashKey[Any]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the options of tests with ranks."""
+    group = parser.getgroup("ranks", "tests with @pytest.mark.ranks, of torchcomms_pg")
+    group.addoption(
+        "--ranks-backend",
+        metavar="NAME",
+        help="backend of the groups of all tests with ranks, such as gloo, in place of the marks'",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Makes the mark known."""
+    config.addinivalue_line("markers", MARK)
+
+
+def _is_with_ranks(item: pytest.Item) -> bool:
+    return not hasattr(item.config, "torchcomms_pg_rank") and (
+        item.get_closest_marker("ranks") is not None
+    )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Starts the import of torch for the ranks, if a test has ranks."""
+    if session.config.option.collectonly:
+        return
+    items = [item for item in session.items if _is_with_ranks(item)]
+    if items:
+        from torchcomms_pg.testing.pytest_main import Bench
+
+        session.config.stash[_KEY] = Bench(session.config, items)
+        session.config.pluginmanager.register(_Runner(), "torchcomms_pg_runner")
+
+
+class _Runner:
+    """Runs tests that have the mark on their ranks."""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Waits for the import of torch before a test's limits count, as of pytest-timeout."""
+        if _is_with_ranks(item):
+            item.config.stash[_KEY].prepare(item)
+        return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Runs a test that has the mark on its ranks."""
+    if not _is_with_ranks(item):
+        return None
+    item.config.stash[_KEY].run(item, nextitem)
+    return True
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Ends the ranks."""
+    bench = config.stash.get(_KEY, None)
+    if bench is not None:
+        bench.close()
+
+
+def _state(request: pytest.FixtureRequest) -> Any:
+    state = getattr(request.config, "torchcomms_pg_state", None)
+    if state is None:
+        pytest.fail(
+            f"the fixture {request.fixturename!r} needs ranks: give the test "
+            "@pytest.mark.ranks(2), or another number",
+            pytrace=False,
+        )
+    return state
+
+
+@pytest.fixture
+def rank(request: pytest.FixtureRequest) -> int:
+    """The rank of this process, 0 to world_size - 1, in a test with @pytest.mark.ranks."""
+    number: int = _state(request).setting.rank
+    return number
+
+
+@pytest.fixture
+def world_size(request: pytest.FixtureRequest) -> int:
+    """The number of ranks, in a test with @pytest.mark.ranks."""
+    number: int = _state(request).setting.world
+    return number
+
+
+@pytest.fixture
+def group(request: pytest.FixtureRequest) -> Any:
+    """The default group, a torch.distributed.ProcessGroup, in a test with @pytest.mark.ranks."""
+    return _state(request).group
+
+
+@pytest.fixture
+def device_mesh(request: pytest.FixtureRequest) -> Any:
+    """A DeviceMesh of one dimension with all ranks, in a test with @pytest.mark.ranks."""
+    return _state(request).device_mesh
