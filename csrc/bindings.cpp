@@ -90,6 +90,7 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
   registerControlPlane();
   bindErrors(module);
   bindWork(module);
+  bindLateWork(module);
   bindInterrupts();
   bindHooks(module);
   bindCommunicator(module);

@@ -720,6 +720,22 @@ class Window:
     @property
     def shape(self) -> list[int] | None: ...
 
+class LateWork(_Work):
+    """The work of an operation on copies, whose results `delivery` hands over at its end.
+
+    `results` are the tensors that the operation writes, `outputs` the caller's tensors for them.
+    """
+
+    def __init__(
+        self,
+        real: _Work,
+        delivery: object,
+        results: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+    ) -> None: ...
+    @property
+    def delivery(self) -> Any: ...
+
 class Work(_Work):
     """One issued operation. Its repr shows operation, sizes, group, rank, timeout and state."""
 

@@ -75,3 +75,7 @@ if not runs_apart():
     if env.as_gloo():
         as_gloo.install()
     watch_as_told()
+    if env.check_async():
+        from torchcomms_pg import check_async
+
+        check_async.start_as_told()

@@ -29,6 +29,8 @@ _PLACES = tuple(
         site.getusersitepackages(),
     )
 )
+_OWN = (f"{Path(__file__).parent}{os.sep}", f"{_TORCH}{os.sep}", "<frozen")
+_STDLIB = f"{sysconfig.get_path('stdlib')}{os.sep}"
 # torch may lie anywhere: in another Python's or the user's folder, on PYTHONPATH, or in a checkout.
 _LIBRARIES = (f"{Path(__file__).parent}{os.sep}", f"{_TORCH}{os.sep}", *_PLACES)
 
@@ -58,10 +60,30 @@ def describe(issued: list[list[Frame]]) -> tuple[str, list[str]]:
     return "\n".join(lines), places
 
 
+def place(frame: FrameType | None) -> str:
+    """Returns the place of the stack whose innermost frame is `frame`.
+
+    The place is the line of the user, and before it the line of the library that the user called.
+    Without such lines it is the innermost one.
+    """
+    frames = list(_walk(frame))
+    outside = [each for each in frames if not _is_between(each[0])] or frames[-1:]
+    users = [each for each in outside if _is_users(each)]
+    chosen = [outside[0], *(each for each in users[:1] if each != outside[0])]
+    return " <- ".join(f"{_short(file)}:{line} in {name}" for file, line, name in chosen)
+
+
 def _walk(frame: FrameType | None) -> Iterable[Frame]:
     while frame is not None:
         yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
         frame = frame.f_back
+
+
+def _is_between(file: str) -> bool:
+    """Returns whether a file is torch's, this package's or Python's, or has torch's decorators."""
+    if file.startswith(_OWN) or file.endswith(f"{os.sep}typing_extensions.py"):
+        return True
+    return file.startswith(_STDLIB) and "-packages" not in file
 
 
 def _is_users(frame: Frame) -> bool:

@@ -3,8 +3,9 @@
 Does the same as ``TORCHCOMMS_PG_AS_GLOO=1 python PROGRAM ARGS``, for users who can give a command
 more easily than a variable. PROGRAM may also be ``-m MODULE``. Under torchrun the command is
 ``torchrun -m torchcomms_pg.run PROGRAM ARGS``. With ``--check-nccl`` the command reports at the end
-what would go wrong over NCCL. With ``--watch`` it does the same as ``TORCHCOMMS_PG_WATCH=1``
-instead, and leaves the groups unchanged.
+what would go wrong over NCCL, with ``--check-async`` which tensors of asynchronous operations are
+used too early. With ``--watch`` it does the same as ``TORCHCOMMS_PG_WATCH=1`` instead, and leaves
+the groups unchanged.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ import sys
 
 from torchcomms_pg import env
 
-USAGE = "python -m torchcomms_pg.run [--check-nccl | --watch] PROGRAM [ARGS], or -m MODULE [ARGS]"
+USAGE = (
+    "python -m torchcomms_pg.run [--check-nccl | --check-async | --watch] PROGRAM [ARGS], "
+    "or -m MODULE [ARGS]"
+)
 
 
 def main() -> None:
-    """Replaces this process by the program; with --check-nccl, runs it and exits with its code."""
+    """Replaces this process by the program; with a check, runs it and exits with its code."""
     arguments = sys.argv[1:]
     options = _parser().parse_args([*itertools.takewhile(_is_option, arguments)])
     program = [*itertools.dropwhile(_is_option, arguments)]
@@ -40,10 +44,11 @@ def main() -> None:
     (env.set_watch if options.watch else env.set_as_gloo)()
     flags = sys.orig_argv[1 : -len(arguments) - 2]  # the interpreter's flags, before "-m MODULE"
     command = [sys.executable, *flags, *program]
-    if options.check_nccl:
-        from torchcomms_pg import check_nccl  # imports torch.distributed
+    if options.check_nccl or options.check_async:
+        from torchcomms_pg import checked_run  # imports torch.distributed
 
-        raise SystemExit(check_nccl.check(command))
+        check = checked_run.NCCL if options.check_nccl else checked_run.ASYNC
+        raise SystemExit(checked_run.run(command, check))
     os.execv(sys.executable, command)
 
 
@@ -62,6 +67,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="record every operation, and print at the end what would hang, be refused or give "
         "other data over NCCL; the code is then 1. See docs/nccl_hazards.md",
+    )
+    what.add_argument(
+        "--check-async",
+        action="store_true",
+        help="end asynchronous operations late, and print at the end which tensors are used too "
+        "early; the code is then 1. See docs/check_async.md",
     )
     return parser
 

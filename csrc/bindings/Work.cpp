@@ -6,6 +6,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/Bindings.hpp"
+#include "bindings/LateWork.hpp"
 #include "comm/CommError.hpp"
 
 namespace torchcomms_pg {
@@ -14,7 +15,8 @@ namespace {
 
 const char* stateOf(c10d::Work& work) {
   if (!work.isCompleted()) {
-    const auto* const ours = dynamic_cast<const Work*>(&work);
+    auto* const late = dynamic_cast<LateWork*>(&work);
+    const auto* const ours = dynamic_cast<const Work*>(late == nullptr ? &work : &late->real());
     return ours == nullptr || ours->launched() ? "INPROGRESS" : "NOT_STARTED";
   }
   try {
@@ -49,6 +51,10 @@ void bindWork(py::module_& module) {
   module.def(
       "work_wait_blocking",
       [](c10d::Work& work, std::optional<Milliseconds> timeout) {
+        if (auto* const late = dynamic_cast<LateWork*>(&work)) {
+          late->wait(timeout.value_or(kNoTimeout));  // of a tensor on the CPU: the host waits
+          return;
+        }
         auto* const ours = dynamic_cast<Work*>(&work);
         TORCH_CHECK_TYPE(ours != nullptr, "wait_blocking: this work is of another backend");
         ours->waitOnHost(timeout.value_or(kNoTimeout));

@@ -16,7 +16,7 @@ from debugging.test_trace import recorders
 from harness import ROOT, limits
 from harness.programs import run_program
 from harness.ranks import wait_for
-from torchcomms_pg import check_nccl, env
+from torchcomms_pg import checked_run, env
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -119,7 +119,7 @@ def alone(monkeypatch):
 @pytest.mark.parametrize("code", [0, 7])
 def test_a_program_that_records_nothing_is_no_success(alone, capfd, code):
     command = [sys.executable, "-c", f"import sys; sys.exit({code})"]
-    assert check_nccl.check(command) == (code or 2)
+    assert checked_run.run(command, checked_run.NCCL) == (code or 2)
     assert "No operation of a group of gloo or torchcomms was recorded." in capfd.readouterr().out
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
@@ -128,7 +128,7 @@ def test_ranks_without_a_store_of_torchrun_are_told_what_to_do(alone):
     alone.setenv("RANK", "0")
     alone.setenv("WORLD_SIZE", "2")
     with pytest.raises(SystemExit, match="TORCHCOMMS_PG_DUMP_AT_EXIT=1"):
-        check_nccl.check([sys.executable, "-c", ""])
+        checked_run.run([sys.executable, "-c", ""], checked_run.NCCL)
 
 
 def test_ranks_that_give_nothing_are_named(alone, capfd):
@@ -137,15 +137,15 @@ def test_ranks_that_give_nothing_are_named(alone, capfd):
     store.set_timeout(datetime.timedelta(seconds=0.2))
     alone.setenv("RANK", "0")
     alone.setenv("WORLD_SIZE", "3")
-    alone.setattr(check_nccl, "_PART", 100)
-    alone.setattr(check_nccl, "_torchrun_store", lambda rank, size: store)
+    alone.setattr(checked_run, "_PART", 100)
+    alone.setattr(checked_run, "_torchrun_store", lambda rank, size, check: store)
     ranks = recorders(3)
     with tempfile.TemporaryDirectory() as folder:
         ranks[1].call("all_reduce").write(pathlib.Path(folder))
         pathlib.Path(folder, "dump_1").rename(pathlib.Path(folder, "rank_1"))
-        check_nccl._give(store, 1, pathlib.Path(folder))
+        checked_run._give(store, 1, pathlib.Path(folder))
     assert int(store.get("1")) > 1
-    assert check_nccl.check([sys.executable, "-c", ""]) == 0
+    assert checked_run.run([sys.executable, "-c", ""], checked_run.NCCL) == 0
     text = capfd.readouterr().out
     assert "No word of ranks 2." in text and "ranks 0, 2: no dump" in text, text
 

@@ -185,6 +185,12 @@ VARIABLES = (
         "python -m torchcomms_pg.trace FOLDER --nccl",
     ),
     Variable(
+        "TORCHCOMMS_PG_CHECK_ASYNC",
+        "none",
+        "what the paths begin with into which processes write early uses of asynchronous "
+        "operations, see check_async.md",
+    ),
+    Variable(
         "TORCH_FR_DUMP_ON_TIMEOUT",
         "true",
         "whether it is dumped when an operation times out or fails",
@@ -392,6 +398,20 @@ def set_dump_at_exit(prefix: str) -> None:
     os.environ["TORCHCOMM_FR_DUMP_TEMP_FILE"] = prefix
     if all(read(name) is None for name in _RECORDER_SIZES):
         os.environ[_RECORDER_SIZES[0]] = "100000"
+
+
+def set_check_async(prefix: str) -> None:
+    """Makes programs that this process starts check their asynchronous operations.
+
+    Args:
+        prefix: the first part of the paths of their findings.
+    """
+    os.environ["TORCHCOMMS_PG_CHECK_ASYNC"] = prefix
+
+
+def check_async() -> str | None:
+    """Returns the first part of the paths of a check's findings, or None if nothing is checked."""
+    return read("TORCHCOMMS_PG_CHECK_ASYNC")
 
 
 def watch() -> bool:

@@ -1,9 +1,9 @@
-"""Runs a program, records all its operations, and reports what would go wrong over NCCL.
+"""Runs a program under a check, and prints one report of all its ranks.
 
 This command runs once for each rank that torchrun starts, and once without torchrun. The program is
-its child process. The program, and ranks that it starts, write their recorders' dumps into a folder
-when they end. Under torchrun the commands then send the dumps to rank 0's command, through
-torchrun's own store: that store outlives the program and reaches all hosts.
+its child process. The program, and ranks that it starts, write files for the report into a folder,
+at the latest when they end. Under torchrun the commands then send the files to rank 0's command,
+through torchrun's own store: that store outlives the program and reaches all hosts.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import signal
 import subprocess
 import tempfile
 import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 
 import torch.distributed as dist
 
-from torchcomms_pg import env
+from torchcomms_pg import check_async, env
 from torchcomms_pg.trace import DumpError, load, nccl_hazards
 
 _PREFIX = "rank_"
@@ -30,26 +32,80 @@ _PART = 4 << 20  # torch's store takes values of up to 8 MB
 # Limit of the time by which another rank's program may end later than rank 0's.
 _PATIENCE = timedelta(minutes=10)
 _NO_STORE = """\
-torchcomms_pg.run: --check-nccl finds no store of torchrun through which rank {rank} of {size} could
-give what it recorded to rank 0. Start the ranks by torchrun, or let them write their dumps into one
-folder: TORCHCOMMS_PG_DUMP_AT_EXIT=1 TORCH_FR_DUMP_TEMP_FILE=FOLDER/rank_; then run
-python -m torchcomms_pg.trace FOLDER --nccl"""
+torchcomms_pg.run: --{option} finds no store of torchrun through which rank {rank} of {size} could
+give what it recorded to rank 0. Start the ranks by torchrun, or let them write their files into one
+folder: {otherwise}"""
 
 
-def check(command: list[str]) -> int:
+@dataclass(frozen=True)
+class Check:
+    """One option of the command.
+
+    Attributes:
+        option: its name, without the dashes.
+        prepare: makes the programs that this process starts write files whose paths have a prefix.
+        read: returns the report of the files in a folder and whether it has findings, or None if
+            the folder has no files.
+        nothing: what is printed if there are no files.
+        otherwise: what to do without torchrun's store.
+    """
+
+    option: str
+    prepare: Callable[[str], None]
+    read: Callable[[Path], tuple[str, bool] | None]
+    nothing: str
+    otherwise: str
+
+
+def _read_dumps(folder: Path) -> tuple[str, bool] | None:
+    try:
+        hazards = nccl_hazards(load(folder, _PREFIX))
+    except DumpError:
+        return None
+    return str(hazards), bool(hazards.found)
+
+
+def _read_findings(folder: Path) -> tuple[str, bool] | None:
+    files = sorted(folder.glob(f"{_PREFIX}*.json"))
+    parts = [check_async.Findings.from_dict(json.loads(file.read_text())) for file in files]
+    findings = check_async.merged(parts)
+    if not findings.operations:
+        return None
+    return str(findings), bool(findings.found)
+
+
+NCCL = Check(
+    "check-nccl",
+    env.set_dump_at_exit,
+    _read_dumps,
+    "No operation of a group of gloo or torchcomms was recorded.",
+    "TORCHCOMMS_PG_DUMP_AT_EXIT=1 TORCH_FR_DUMP_TEMP_FILE=FOLDER/rank_; then run\n"
+    "python -m torchcomms_pg.trace FOLDER --nccl",
+)
+ASYNC = Check(
+    "check-async",
+    env.set_check_async,
+    _read_findings,
+    "No asynchronous operation on CPU tensors of a process group or TorchComm was issued.",
+    "TORCHCOMMS_PG_AS_GLOO=1 TORCHCOMMS_PG_CHECK_ASYNC=FOLDER/rank_; then run\n"
+    "python -m torchcomms_pg.check_async FOLDER",
+)
+
+
+def run(command: list[str], check: Check) -> int:
     """Runs `command` and, on rank 0, prints the report. Returns the code to exit with.
 
-    The code is the program's code, unless that is 0. Rank 0 then returns 1 if a hazard was found,
-    and 2 if nothing was recorded.
+    The code is the program's code, unless that is 0. Rank 0 then returns 1 if the check has found
+    something, and 2 if nothing was recorded.
     """
     place = env.launcher_ranks()
     store = None
     if place is not None and place[1] > 1:
-        store = _torchrun_store(*place)
+        store = _torchrun_store(*place, check)
     rank, size = place or (0, 1)
     with tempfile.TemporaryDirectory(prefix="torchcomms_pg-") as name:
         folder = Path(name)
-        env.set_dump_at_exit(str(folder / _PREFIX))
+        check.prepare(str(folder / _PREFIX))
         child = _Child(command)
         code = child.wait()
         if child.told_to_end and code != 0:
@@ -58,23 +114,23 @@ def check(command: list[str]) -> int:
             _give(store, rank, folder)
         elif rank == 0:
             silent = _take(store, size, folder) if store is not None else []
-            code = _report(folder, silent, code)
+            code = _report(check, folder, silent, code)
     return code
 
 
-def _report(folder: Path, silent: list[int], code: int) -> int:
-    print("torchcomms_pg.run --check-nccl:")
+def _report(check: Check, folder: Path, silent: list[int], code: int) -> int:
+    print(f"torchcomms_pg.run --{check.option}:")
     if code != 0:
         print(f"The program ended with code {code}; what follows is of what it had recorded.")
     if silent:
         print(f"No word of ranks {', '.join(map(str, silent))}.")
-    try:
-        hazards = nccl_hazards(load(folder, _PREFIX))
-    except DumpError:
-        print("No operation of a group of gloo or torchcomms was recorded.", flush=True)
+    result = check.read(folder)
+    if result is None:
+        print(check.nothing, flush=True)
         return code or 2
-    print(hazards, flush=True)
-    return code or int(bool(hazards.found))
+    text, found = result
+    print(text, flush=True)
+    return code or int(found)
 
 
 class _Child:
@@ -108,13 +164,14 @@ class _Child:
             self._process.send_signal(number)
 
 
-def _torchrun_store(rank: int, size: int) -> dist.Store:
+def _torchrun_store(rank: int, size: int, check: Check) -> dist.Store:
     where = env.torchrun_store()
     if where is None:
-        raise SystemExit(_NO_STORE.format(rank=rank, size=size))
+        told = {"option": check.option, "otherwise": check.otherwise}
+        raise SystemExit(_NO_STORE.format(rank=rank, size=size, **told))
     host, port, attempt = where
     store = dist.TCPStore(host, port, is_master=False, timeout=_PATIENCE)
-    return dist.PrefixStore(f"torchcomms_pg/check_nccl/{attempt}", store)
+    return dist.PrefixStore(f"torchcomms_pg/checked_run/{attempt}", store)
 
 
 def _give(store: dist.Store, rank: int, folder: Path) -> None:

@@ -1,0 +1,598 @@
+"""Runs operations on copies, and compares each operator of torch with the operations in flight."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchcomms_pg import _C, env, operations
+from torchcomms_pg.check_async.arguments import (
+    C10D,
+    COMMUNICATOR,
+    FUNCTIONAL,
+    Roles,
+    bound,
+    mapped,
+    plan,
+    tensors_in,
+)
+from torchcomms_pg.check_async.findings import Finding, Findings, add
+from torchcomms_pg.check_async.flights import Deliveries, Delivery, Flight, Flights
+from torchcomms_pg.check_async.places import here, in_compiled_code
+from torchcomms_pg.check_async.spans import plain, poison
+
+_Work: Any = torch._C._distributed_c10d.Work
+_Call = Callable[..., Any]
+_PLAIN = torch.Tensor.__torch_dispatch__
+
+
+class Checker:
+    """The check of one process, from `start` to `stop`.
+
+    Args:
+        found: called with each finding that is the first at its lines.
+    """
+
+    def __init__(self, found: Callable[[Finding], None] = lambda finding: None) -> None:
+        self.flights = Flights(self._report)
+        self._found = found
+        self._findings: dict[tuple[str, str, str], Finding] = {}
+        self._operations = 0
+        self._not_covered: dict[str, None] = {}
+        self._results = _Results(self)
+        self._batches = threading.local()
+        self._futures: dict[int, list[Delivery]] = {}
+        self._mode = _Mode(self)
+        self._restore: list[tuple[Any, str, Any]] = []
+        self._modes = threading.local()
+        self.running = False
+
+    def findings(self) -> Findings:
+        """Returns what has been found so far."""
+        self.flights.sweep()
+        return Findings([*self._findings.values()], self._operations, [*self._not_covered])
+
+    def start(self) -> None:
+        """Begins the check, in this thread and in threads that start later."""
+        self.running = True
+        checker = self
+        for name in ("_start_coalescing", "_end_coalescing"):
+            self._replace(ProcessGroup, name, getattr(self, name))
+        self._replace(_C.LateWork, "get_future", self._get_future)
+        future: Any = torch._C.Future
+        for name in ("wait", "value"):
+            self._replace(future, name, partial(_told_after, self))
+        self._replace(future, "done", partial(_told_if_true, self))
+        for name in ("then", "add_done_callback"):
+            self._replace(future, name, partial(_told_in_callback, self))
+        self._replace(torch._C, "_collect_all", self._collect_all)
+        self._replace(dist, "_register_comm_hook", self._register_comm_hook)
+        self._replace(operations.Operations, "_native", self._native)
+        self._replace(torch.Tensor, "tolist", self._tolist)
+        self._replace(torch, "compile", self._compile)
+
+        def in_thread(original: _Call, thread: threading.Thread) -> None:
+            checker.enter()
+            original(thread)
+
+        self._replace(threading.Thread, "_bootstrap_inner", in_thread)
+        self.enter()
+
+    def enter(self) -> None:
+        """Begins the check in the calling thread."""
+        if self.running:
+            self._modes.mode = mode = _Mode(self)
+            mode.__enter__()
+
+    def stop(self) -> Findings:
+        """Ends the check, and returns what was found. Call it in the thread that started it."""
+        self.running = False
+        self._modes.mode.__exit__(None, None, None)
+        while self._restore:
+            owner, name, original = self._restore.pop()
+            if original is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+        return self.findings()
+
+    def forget(self) -> None:
+        """Forgets what the parent process has found and issued, in its forked child."""
+        self.flights.clear()
+        self._findings.clear()
+        self._operations = 0
+
+    # Operations
+
+    def c10d(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls an operator of c10d; if it is asynchronous, on copies."""
+        roles = C10D[operator._schema.name.partition("::")[2]]
+        values = bound(operator, args, kwargs)
+        group = ProcessGroup.unbox(values["process_group"])
+        roles = _for_rank(roles, group.rank(), values)
+        outputs = [each for name in roles.writes for each in tensors_in(values[name])]
+        inputs = [each for name in roles.reads for each in tensors_in(values[name])]
+        if not plain(outputs + inputs):
+            self._cannot("operations on tensors of other devices, or sparse ones")
+            return operator(*args, **kwargs)
+        what = partial(_described, roles.name, outputs or inputs, _name_of(group))
+        if values.get("async_op") is False:  # messages have no such argument
+            self._access(outputs, inputs, lambda: (what(), here()))
+            return operator(*args, **kwargs)
+
+        def call(written: Sequence[torch.Tensor], read: Sequence[torch.Tensor]) -> Any:
+            changed = dict(values)
+            for names, copies in ((roles.writes, iter(written)), (roles.reads, iter(read))):
+                for name in names:
+                    changed[name] = mapped(values[name], partial(_next, copies))
+            result = operator(**changed)
+            return _Work.unbox(result[-1] if isinstance(result, (list, tuple)) else result)
+
+        work = self.issue(what(), outputs, inputs, call, group)
+        boxed = _Work.boxed(work)
+        returns = [str(each.type) for each in operator._schema.returns]
+        if len(returns) == 1:
+            return boxed
+        return values[roles.writes[0] if roles.writes else roles.reads[0]], boxed
+
+    def issue(
+        self,
+        what: str,
+        outputs: list[torch.Tensor],
+        inputs: list[torch.Tensor],
+        call: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any],
+        batch: object = None,
+    ) -> Any:
+        """Issues an asynchronous operation on copies, and returns the work that ends late.
+
+        Args:
+            call: issues it, given the tensors to write and those to read; returns its work.
+            batch: whose open batch the operation is in.
+        """
+        issue = (what, here())
+        shared = self._access(outputs, inputs, lambda: issue)
+        self._operations += 1
+        with torch._C._DisableTorchDispatch(), torch.no_grad():
+            results = [each.detach().clone() for each in outputs]
+            copies = [each.detach().clone() for each in inputs]
+            given = [each.clone() for each in copies]
+        work = call(results, given)
+        flight = Flight(issue, _rank(), outputs, inputs)
+        flight.touched = shared
+        with torch._C._DisableTorchDispatch(), torch.no_grad():
+            for output in outputs:
+                poison(output)
+            # An input may share bytes with an output: in place, only its own bytes count.
+            if any(one.shares_bytes(other) for one in flight.inputs for other in flight.outputs):
+                flight.inputs, inputs, copies = [], [], []
+        late_inputs = [*inputs]
+        delivery = Delivery(self.flights, flight, outputs, results, inputs, copies)
+        open_batch = self._open_batches().get(id(batch))
+        if open_batch is not None:
+            open_batch.append((delivery, outputs, results))
+        if work is None:
+            return None
+        # Results of the work may be its inputs: at the root of a broadcast, for example.
+        return _C.LateWork(work, delivery, results or given, outputs or late_inputs)
+
+    def functional(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls an operator of functional collectives on copies."""
+        schema = operator._schema
+        values = bound(operator, args, kwargs)
+        writes = [each.name for each in schema.arguments if each.alias_info is not None]
+        reads = [
+            each.name
+            for each in schema.arguments
+            if "Tensor" in str(each.type) and each.name not in writes
+        ]
+        outputs = [each for name in writes for each in tensors_in(values[name])]
+        inputs = [each for name in reads for each in tensors_in(values[name])]
+        if not plain(outputs + inputs):
+            return operator(*args, **kwargs)
+        name = schema.name.partition("::")[2].removesuffix("_out").rstrip("_")
+        group = values["group_name"]
+        issue = (_described(name, outputs or inputs, f"group {_group_text(group)}"), here())
+        shared = self._access(outputs, inputs, lambda: issue)
+        self._operations += 1
+        changed = dict(values)
+        for each in (*writes, *reads):
+            changed[each] = mapped(values[each], lambda tensor: tensor.detach().clone())
+        copies = [each for name in reads for each in tensors_in(changed[name])]
+        kept = [each.clone() for each in copies]
+        returned = operator(**changed)
+        results = [*tensors_in(returned)]
+        late = outputs if writes else [torch.empty_like(each) for each in results]
+        compiled = in_compiled_code()
+        for output, result in zip(late, results, strict=True):
+            poison(output)
+            flight = Flight(issue, _rank(), [output], inputs, compiled)
+            flight.touched = shared
+            self._results.add(flight, output, result, inputs, kept)
+        return late if isinstance(returned, (list, tuple)) else late[0]
+
+    def wait_tensor(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Waits for the results of which tensors have bytes."""
+        for tensor in tensors_in([*args, *kwargs.values()]):
+            if plain([tensor]):
+                self._results.wait(tensor)
+        return operator(*args, **kwargs)
+
+    def touch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compares an operator's tensors with the operations in flight."""
+        try:
+            accesses = _plans[operator]
+        except KeyError:
+            accesses = _plans[operator] = plan(operator)
+        for position, name, writes in accesses:
+            value = args[position] if position < len(args) else kwargs.get(name)
+            for tensor in tensors_in(value):
+                if plain([tensor]):
+                    self.flights.touch(tensor, writes, lambda: (str(operator), here()))
+
+    def _access(
+        self,
+        outputs: list[torch.Tensor],
+        inputs: list[torch.Tensor],
+        then: Callable[[], tuple[str, str]],
+    ) -> bool:
+        return bool(self.flights) and self.flights.issued(outputs, inputs, then)
+
+    def _report(self, kind: str, flight: Flight, then: tuple[str, str]) -> None:
+        finding = Finding(kind, [flight.rank], flight.issue, then)
+        if add(self._findings, finding):
+            self._found(finding)
+
+    def _cannot(self, what: str) -> None:
+        self._not_covered[what] = None
+
+    # Batches
+
+    def _open_batches(self) -> dict[int, list[Any]]:
+        if not hasattr(self._batches, "open"):
+            self._batches.open = {}
+        return self._batches.open  # type: ignore[no-any-return]
+
+    def _start_coalescing(self, original: _Call, group: Any, *args: Any) -> None:
+        original(group, *args)
+        self._open_batches()[id(group)] = []
+
+    def _end_coalescing(self, original: _Call, group: Any, *args: Any) -> Any:
+        parts = self._open_batches().pop(id(group), [])
+        return _late_batch(original(group, *args), parts)
+
+    # Futures
+
+    def _get_future(self, original: _Call, work: Any) -> Any:
+        delivery = work.delivery
+        delivery.future_taken()
+        weakref.finalize(work, delivery.work_dropped).atexit = False
+        future = original(work)
+        self._futures[id(future)] = [delivery]
+        weakref.finalize(future, self._futures.pop, id(future), None).atexit = False
+        return future
+
+    def told(self, future: Any) -> None:
+        """Notes that a future has told the program of the end."""
+        for delivery in self._futures.pop(id(future), ()):
+            delivery.ended(True)
+
+    def passed_on(self, future: Any) -> None:
+        """Notes that C++ waits for a future."""
+        for delivery in self._futures.get(id(future), ()):
+            delivery.future_passed_on()
+
+    def _collect_all(self, original: _Call, futures: Any) -> Any:
+        for future in futures:
+            self.passed_on(future)
+        return original(futures)
+
+    def _register_comm_hook(self, original: _Call, reducer: Any, state: Any, hook: _Call) -> Any:
+        def passing_on(*args: Any) -> Any:
+            future = hook(*args)
+            self.passed_on(future)
+            return future
+
+        passing_on.__name__ = getattr(hook, "__name__", "hook")
+        passing_on.__qualname__ = getattr(hook, "__qualname__", passing_on.__name__)
+        return original(reducer, state, passing_on)
+
+    # Other ways to operations and data
+
+    def _native(self, original: _Call, comm: Any, *args: Any, **kwargs: Any) -> Any:
+        return _LateComm(original(comm, *args, **kwargs), self)
+
+    def _tolist(self, original: _Call, tensor: torch.Tensor) -> Any:
+        if self.flights and type(tensor) in (torch.Tensor, torch.nn.Parameter) and plain([tensor]):
+            self.flights.touch(tensor, False, lambda: ("tolist", here()))
+        return original(tensor)
+
+    def _compile(self, original: _Call, *args: Any, **kwargs: Any) -> Any:
+        from torch._inductor import output_code
+
+        graph = output_code.CompiledFxGraph
+        if not any(owner is graph for owner, *_ in self._restore):
+            self._replace(graph, "__call__", self._run_graph)
+        return original(*args, **kwargs)
+
+    def _run_graph(self, original: _Call, graph: Any, inputs: Sequence[Any]) -> Any:
+        """Checks the inputs of a graph of Inductor, whose kernels are no operators."""
+        if self.flights:
+            waited = _waited_inputs(graph)
+            for position, value in enumerate(inputs):
+                if position in waited or not isinstance(value, torch.Tensor):
+                    continue
+                if type(value) in (torch.Tensor, torch.nn.Parameter) and plain([value]):
+                    self.flights.touch(value, False, lambda: ("a compiled graph", here()))
+        return original(graph, inputs)
+
+    def _replace(self, owner: Any, name: str, replacement: _Call) -> None:
+        """Replaces a function until `stop`; `replacement` gets the original first."""
+        original = getattr(owner, name)
+        self._restore.append((owner, name, vars(owner).get(name)))
+
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            return replacement(original, *args, **kwargs)
+
+        replaced.__name__, replaced.__wrapped__ = name, original  # type: ignore[attr-defined]
+        replaced.__doc__ = original.__doc__
+        setattr(owner, name, replaced)
+
+
+class _Mode(TorchDispatchMode):
+    """Sees the operators that a thread calls, also in C++ and in backward passes."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, checker: Checker) -> None:
+        super().__init__()
+        self._checker = checker
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Returns that torch.compile goes on as without the mode."""
+        return True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Returns that the mode need not see what the compiler itself does."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # saves a wrapper around each operator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types and not all(each.__torch_dispatch__ is _PLAIN for each in types):
+            if any(each.__module__.startswith("torch._subclasses") for each in types):
+                return func(*args, **(kwargs or {}))  # of a compiler, without data
+            return NotImplemented  # a subclass of Tensor, which calls the operator on plain tensors
+        checker = self._checker
+        handler = _handlers.get(func)
+        if handler is None:
+            handler = _handlers[func] = _handler(func)
+        if handler is not _touch:
+            return handler(checker, func, args, kwargs or {})
+        if checker.flights:
+            checker.touch(func, args, kwargs or {})
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+
+class _Results:
+    """The results of functional collectives that nobody has waited for."""
+
+    def __init__(self, checker: Checker) -> None:
+        self._checker = checker
+        self._pending: dict[int, tuple[_LateResult, torch.Tensor]] = {}
+
+    def add(
+        self,
+        flight: Flight,
+        output: torch.Tensor,
+        result: torch.Tensor,
+        inputs: list[torch.Tensor],
+        copies: list[torch.Tensor],
+    ) -> None:
+        delivery = _LateResult(self._checker.flights, flight, [], [], inputs, copies)
+        self._pending[id(flight)] = (delivery, result)
+        for key, (known, _) in list(self._pending.items()):
+            if known.flight.outputs[0].freed():
+                del self._pending[key]
+
+    def wait(self, tensor: torch.Tensor) -> None:
+        for flight in self._checker.flights.written_by(tensor):
+            if id(flight) in self._pending:
+                delivery, result = self._pending.pop(id(flight))
+                torch.ops._c10d_functional.wait_tensor(result)
+                delivery.deliver(result)
+
+
+class _LateResult(Delivery):
+    """The delivery of a result that a functional collective has returned, and not a work."""
+
+    def deliver(self, result: torch.Tensor) -> None:
+        output = self.flight.outputs[0].tensor()
+        if output is not None:
+            self._outputs = [(output, result)]
+        self.ended(True)
+
+
+class _LateComm:
+    """Stands for the native communicator of a `TorchComm`, and issues its operations late."""
+
+    def __init__(self, comm: _C.Communicator, checker: Checker) -> None:
+        self._comm, self._checker = comm, checker
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._comm, name)
+        return partial(self._call, name, value) if name in COMMUNICATOR else value
+
+    def enter_batch(self) -> int | None:
+        joined = self._comm.enter_batch()
+        self._checker._open_batches().setdefault(id(self._comm), [])
+        return joined
+
+    def leave_batch(self, joined: int | None) -> Any:
+        work = self._comm.leave_batch(joined)
+        if joined is not None:
+            return work
+        return _late_batch(work, self._checker._open_batches().pop(id(self._comm), []))
+
+    def cancel_batch(self, joined: int | None) -> None:
+        self._comm.cancel_batch(joined)
+        if joined is None:
+            for delivery, *_ in self._checker._open_batches().pop(id(self._comm), []):
+                delivery.ended(False)
+
+    def _call(self, name: str, method: _Call, *args: Any) -> Any:
+        checker, roles = self._checker, COMMUNICATOR[name]
+        values = [*args]
+        ends = {"writes": [], "reads": []}  # type: dict[str, list[torch.Tensor]]
+        for position, role in enumerate(roles):
+            ends[role] += tensors_in(values[position])
+        outputs, inputs = ends["writes"], ends["reads"]
+        rest = args[len(roles) :]
+        if name == "broadcast" and rest[0] == self._comm.rank:
+            outputs, inputs = [], outputs
+        if name == "reduce" and rest[0] != self._comm.rank:
+            outputs, inputs = [], outputs
+        if name == "all_reduce" and args[0] is args[1]:
+            inputs = []
+        what = _described(name, outputs or inputs, f"group {self._comm.name!r}")
+        if not plain(outputs + inputs):
+            return method(*args)
+        if not args[-2]:
+            checker._access(outputs, inputs, lambda: (what, here()))
+            return method(*args)
+
+        def call(written: Sequence[torch.Tensor], read: Sequence[torch.Tensor]) -> Any:
+            copies = {
+                id(tensor): copy
+                for tensors, late in ((inputs, read), (outputs, written))
+                for tensor, copy in zip(tensors, late, strict=True)
+            }
+            for position, _ in enumerate(roles):
+                values[position] = mapped(args[position], lambda tensor: copies[id(tensor)])
+            return method(*values)
+
+        return checker.issue(what, outputs, inputs, call, self._comm)
+
+
+def _next(copies: Iterator[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+    return next(copies)
+
+
+def _told_after(checker: Checker, original: _Call, future: Any, *args: Any) -> Any:
+    try:
+        return original(future, *args)
+    finally:
+        checker.told(future)
+
+
+def _told_if_true(checker: Checker, original: _Call, future: Any) -> Any:
+    if result := original(future):
+        checker.told(future)
+    return result
+
+
+def _told_in_callback(checker: Checker, original: _Call, future: Any, callback: _Call) -> Any:
+    deliveries = checker._futures.get(id(future), ())
+
+    def told_first(ended: Any) -> Any:
+        for delivery in deliveries:
+            delivery.ended(True)
+        with _Mode(checker) if not _in_mode() else _Nothing():
+            return callback(ended)
+
+    return original(future, told_first)
+
+
+class _Nothing:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def _in_mode() -> bool:
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    return any(isinstance(mode, _Mode) for mode in _get_current_dispatch_mode_stack())
+
+
+def _late_batch(work: Any, parts: list[Any]) -> Any:
+    if work is None or not parts:
+        return work
+    deliveries = [delivery for delivery, *_ in parts]
+    outputs = [each for _, written, _ in parts for each in written]
+    results = [each for *_, copies in parts for each in copies]
+    return _C.LateWork(work, Deliveries(deliveries), results, outputs)
+
+
+def _touch(checker: Checker, operator: Any, args: Any, kwargs: Any) -> Any:
+    raise AssertionError("called in line")
+
+
+def _handler(operator: Any) -> _Call:
+    if not isinstance(operator, torch._ops.OpOverload):
+        return lambda checker, function, args, kwargs: function(*args, **kwargs)
+    name = operator._schema.name.partition("::")[2]
+    if operator.namespace == "c10d":
+        return Checker.c10d if name in C10D else _handler(None)
+    if operator.namespace == "_c10d_functional":
+        if name in FUNCTIONAL:
+            return Checker.functional
+        return Checker.wait_tensor if name in ("wait_tensor", "wait_tensors") else _handler(None)
+    return _touch
+
+
+_handlers: dict[Any, _Call] = {}
+_plans: dict[Any, tuple[tuple[int, str, bool], ...]] = {}
+
+
+def _for_rank(roles: Roles, rank: int, values: dict[str, Any]) -> Roles:
+    """Returns the roles on a rank: of a broadcast, its root only reads; of a reduce, the others."""
+    if not roles.root or (values[roles.root] == rank) != (roles.rooted == "reads"):
+        return roles
+    return Roles(roles.name, (), roles.writes)
+
+
+def _described(name: str, tensors: Sequence[torch.Tensor], group: str) -> str:
+    if not tensors:
+        return f"{name} of {group}"
+    count = sum(each.numel() for each in tensors)
+    return f"{name} ({count} x {str(tensors[0].dtype).removeprefix('torch.')}) of {group}"
+
+
+def _name_of(group: Any) -> str:
+    return f"group {_group_text(group.group_name, group.group_desc)}"
+
+
+def _group_text(name: Any, description: str = "") -> str:
+    text = name if isinstance(name, str) else getattr(name, "group_name", "?")
+    shown = description if description not in ("", "undefined") else ""
+    return f"{text} ({shown})" if shown else text
+
+
+def _rank() -> int:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank()
+    place = env.launcher_ranks()
+    return place[0] if place else 0
+
+
+def _waited_inputs(graph: Any) -> set[int]:
+    """Returns the positions of the inputs that a graph of Inductor passes to wait_tensor."""
+    import re
+
+    source = getattr(graph, "source_code", "") or ""
+    waited = set(re.findall(r"wait_tensor\.default\((\w+)\)", source))
+    names = re.search(r"^\s+([\w, ]+?),? = args$", source, re.MULTILINE)
+    order = names[1].split(", ") if names else []
+    return {position for position, name in enumerate(order) if name in waited}
