@@ -20,6 +20,12 @@ def pytest_addoption(parser):
         default="emulated",
         help="the GPUs of gpu/test_gpu_*.py: emulated ones, or this machine's",
     )
+    parser.addoption(
+        "--turn",
+        metavar="K/N",
+        default="1/1",
+        help="of a test with parameters the calls of the K-th of N runs, which have all together",
+    )
 
 
 collect_ignore_glob = []
@@ -53,10 +59,12 @@ def pytest_collection_finish(session):
             item.add_marker(pytest.mark.timeout(limits.grown(limit)), append=False)
 
 
-def pytest_report_header():
+def pytest_report_header(config):
     import torch
 
-    return f"torch {torch.__version__}, backend under test: {ranks.BACKEND}"
+    turn = config.getoption("--turn")
+    said = "" if turn == "1/1" else f", turn {turn} of the calls of tests with parameters"
+    return f"torch {torch.__version__}, backend under test: {ranks.BACKEND}{said}"
 
 
 def pytest_runtest_setup(item):
@@ -67,9 +75,14 @@ def pytest_runtest_setup(item):
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """TEST_BACKEND=gloo checks harness and reference values; what Gloo lacks is skipped there."""
     sampling.mark_slow(items)
+    turn, turns = map(int, config.getoption("--turn").split("/"))
+    every = list(items)
+    items[:] = sampling.of_turn(items, turn, turns)
+    if len(items) < len(every):
+        config.hook.pytest_deselected(items=[item for item in every if item not in set(items)])
     for item in items:
         mark = item.get_closest_marker("beyond_gloo")
         if mark and ranks.BACKEND == "gloo":

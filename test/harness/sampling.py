@@ -1,4 +1,4 @@
-"""Chooses the calls that a quick run has of a test with parameters; other runs have all calls.
+"""Chooses the calls that a run has of a test with parameters: a quick run, or one of several runs.
 
 The marker ``product`` is for parameters that do not depend on each other. One operation with every
 type, and every operation with one type, show nearly all that the product of both shows. So a few
@@ -7,6 +7,9 @@ calls are quick, in which each value of each parameter occurs, and the others ar
 The marker ``rotation`` is for tests that take seconds with each value, such as those that wait for
 a deadline over each backend. A quick run calls such a test with one value, and the next such test
 of the file with the next value.
+
+CI runs the same tests on several torches, one of which has all calls. The others take turns
+(``--turn 2/4``): each has at least one call of each test, and together they have every call.
 """
 
 import collections
@@ -33,11 +36,21 @@ def mark_slow(items):
                 item.add_marker(pytest.mark.slow)
 
 
+def of_turn(items, turn, turns):
+    """Returns what the `turn`-th of several runs has of the tests: from 1 to `turns`."""
+    chosen = set()
+    for number, calls in enumerate(calls_of_each(None, items)):
+        # Each test begins with another call, or one run would have all first values.
+        first = (turn + number) % min(turns, len(calls))
+        chosen.update(item.nodeid for item in calls[first::turns])
+    return [item for item in items if item.nodeid in chosen]
+
+
 def calls_of_each(marker, items):
-    """Returns a list of calls for each test that has the marker and parameters."""
+    """Returns a list of calls for each test; with a marker, of tests with it and parameters."""
     calls = collections.defaultdict(list)
     for item in items:
-        if item.get_closest_marker(marker) and hasattr(item, "callspec"):
+        if marker is None or (item.get_closest_marker(marker) and hasattr(item, "callspec")):
             calls[item.nodeid.partition("[")[0]].append(item)
     return list(calls.values())
 

@@ -94,3 +94,17 @@ def test_a_rotation_has_one_call_of_each_test_and_every_value_in_a_file():
     for file in ("a.py", "b.py"):
         assert {call.callspec.params["kind"] for call in quick if call.path == file} == set("xyz")
     assert not any(call.slow for call in others)
+
+
+def test_runs_that_take_turns_have_some_call_of_each_test_and_together_every_call():
+    calls = [Call(f"a.py::test_{n}", value, "") for n in range(1, 9) for value in range(n)]
+    runs = [sampling.of_turn(calls, turn, 4) for turn in range(1, 5)]
+    for run in runs:
+        assert {call.nodeid.partition("[")[0] for call in run} == {
+            f"a.py::test_{n}" for n in range(1, 9)
+        }
+        assert len(run) <= len(calls) / 4 + 4
+    assert {call.nodeid for run in runs for call in run} == {call.nodeid for call in calls}
+    first = [run for run in runs if calls[0] in run]
+    assert len(first) == 4, "a test without parameters is of every run"
+    assert sampling.of_turn(calls, 1, 1) == calls
