@@ -1,8 +1,12 @@
+import contextlib
 import importlib.util
 
 import pytest
 
 from harness import ROOT
+
+with contextlib.suppress(ImportError):
+    import setuptools  # noqa: F401  (before a test imports pip, after which it cannot be imported)
 
 
 @pytest.fixture
