@@ -151,6 +151,9 @@ def set_status(folder: str, ras: str, run: str) -> None:
     Each may be empty: then there is no status, no RAS, no name.
     """
 
+def set_last_words(on: bool) -> None:
+    """Sets whether SIGTERM first has this process say what it waits for."""
+
 def set_compile_limit(limit: timedelta) -> None:
     """Sets how long beyond its deadline an operation waits for ranks that compile."""
 

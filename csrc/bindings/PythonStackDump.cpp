@@ -4,6 +4,7 @@
 #include "base/NeverDestroyed.hpp"
 #include "base/TextStreams.hpp"
 
+#include <dlfcn.h>
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 #include <signal.h>
@@ -23,6 +24,7 @@
 #include "comm/ProcessActivity.hpp"
 #include "monitor/Compiling.hpp"
 #include "monitor/Heartbeat.hpp"
+#include "monitor/Sigterm.hpp"
 #include "recorder/Stack.hpp"
 
 // The function that faulthandler's watchdog calls without the GIL. It is not part of Python's
@@ -33,6 +35,17 @@ extern "C" __attribute__((weak)) const char* _Py_DumpTracebackThreads(
 namespace torchcomms_pg {
 
 namespace {
+
+// Returns the handler that Python installs for every signal that has a handler in Python, or null if
+// it is not known: the handler of SIGINT, if that is in the object that Python's functions are in.
+void (*handlerOfPython())(int) {
+  const auto handler = PyOS_getsig(SIGINT);
+  Dl_info python{};
+  Dl_info known{};
+  const bool found = dladdr(reinterpret_cast<const void*>(&PyOS_getsig), &python) != 0 &&
+                     dladdr(reinterpret_cast<const void*>(handler), &known) != 0;
+  return found && python.dli_fbase == known.dli_fbase ? handler : nullptr;
+}
 
 using Frames = std::vector<std::tuple<std::string, int64_t, std::string>>;
 
@@ -223,6 +236,13 @@ void bindPythonStackDump(py::module_& module) {
       py::arg("folder"),
       py::arg("ras"),
       py::arg("run"));
+  module.def(
+      "set_last_words",
+      [](bool on) {
+        sigterm::setInterpreters(handlerOfPython());
+        sigterm::allow(on);
+      },
+      py::arg("on"));
   module.def("set_compile_limit", &Compiling::setLimit, py::arg("limit"));
 
   py::class_<Comm> comm(module.attr("Communicator"));

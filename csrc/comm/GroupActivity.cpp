@@ -6,9 +6,11 @@
 #include <utility>
 
 #include "base/PerProcess.hpp"
+#include "comm/LastWords.hpp"
 #include "comm/RecordedOp.hpp"
 #include "host/Process.hpp"
 #include "monitor/Compiling.hpp"
+#include "monitor/Sigterm.hpp"
 
 namespace torchcomms_pg {
 
@@ -130,6 +132,7 @@ Wait describeWait(
 }
 
 void enlist(const std::shared_ptr<GroupActivity>& group) {
+  sigterm::install(sayLastWords);
   auto& all = ofProcess();
   std::lock_guard lock(all.mutex);
   std::erase_if(all.groups, [](const auto& known) { return known.expired(); });

@@ -370,6 +370,33 @@ std::unique_ptr<StatusPart> StatusPart::begin(
   return part;
 }
 
+std::string heldUpBy(const GroupActivity& group, const Operation& op, Milliseconds patience) {
+  uint64_t id = 0;
+  auto alive = shown();
+  for (const auto& each : alive) {
+    id = each.group.get() == &group ? each.id : id;
+  }
+  letGo(std::move(alive));
+  if (id == 0) {
+    return "";  // the status is turned off
+  }
+  const auto told = askJob({0, patience.count()});
+  const status::Job job(told.hosts, told.unreached, told.question);
+  for (const auto* const known : job.groups()) {
+    const auto member = known->members.find(group.rank());
+    if (known->id != id || member == known->members.end()) {
+      continue;
+    }
+    for (const auto& asked : member->second.told->ops) {
+      const bool same = asked.text == describe(op) && asked.seq == (op.collective ? op.seq : 0);
+      if (same && asked.ageMs >= told.question.tookMs) {
+        return job.heldUpBy(*known, job.judge(*known, group.rank(), asked));
+      }
+    }
+  }
+  return "";
+}
+
 void setRunId(const std::string& id) {
   std::lock_guard lock(run().mutex);
   run().id = id;

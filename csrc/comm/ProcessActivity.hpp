@@ -31,6 +31,11 @@ class StatusPart {
   std::shared_ptr<status::Hosts> hosts_;  // null if all ranks are on this host, or after an error
 };
 
+// Asks the job's processes whom `op` of `group` waits for. Returns the rest of a line, see
+// status::Job::heldUpBy(), or "" if it is not known within `patience`. Blocks. Raises the status's
+// errors.
+std::string heldUpBy(const GroupActivity& group, const Operation& op, Milliseconds patience);
+
 // Sets the run's id, which the launcher gave this process, for the process's status.
 void setRunId(const std::string& run);
 

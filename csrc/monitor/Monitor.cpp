@@ -6,6 +6,7 @@
 
 #include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
+#include "monitor/Sigterm.hpp"
 
 namespace torchcomms_pg {
 
@@ -126,6 +127,7 @@ void Monitor::run() {
     lastRound_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
     const auto round = watched_;
     lock.unlock();
+    sigterm::check(now);
     for (const auto& known : *round) {
       if (const auto watched = known.lock()) {
         watched->check(now);

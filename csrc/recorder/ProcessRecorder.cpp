@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -136,7 +137,7 @@ std::shared_ptr<FlightRecorder> get() {
   return current().recorder;
 }
 
-std::string dump(int rank) {
+std::string dump(int rank, std::chrono::milliseconds most) {
   const auto [recorder, options, configured] = current();
   if (!recorder) {
     return "";
@@ -145,14 +146,14 @@ std::string dump(int rank) {
   // One dump at a time, so that an older dump does not replace a newer one. A second caller waits
   // for the first, whose stacks have a time limit.
   std::lock_guard lock(shared().writing);
-  writeDump(path, pickleInTime(recorder, options.what, options.patience));
+  writeDump(path, pickleInTime(recorder, options.what, std::min(options.patience, most)));
   return path;
 }
 
-void dumpAfterFailure(int rank) noexcept {
+void dumpAfterFailure(int rank, std::chrono::milliseconds most) noexcept {
   try {
     if (current().options.onFailure) {
-      dump(rank);
+      dump(rank, most);
     }
   } catch (const std::exception& error) {
     printLine(std::string("torchcomms_pg: ") + error.what());

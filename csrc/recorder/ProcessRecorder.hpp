@@ -30,10 +30,13 @@ std::shared_ptr<FlightRecorder> get();
 // out the stacks if they need longer than DumpOptions::patience. The file's name ends with the
 // recorder's rank, or with `rank` if no group has been added. Raises std::runtime_error if the file
 // cannot be written.
-std::string dump(int rank = 0);
+// `most`: limits the patience further.
+std::string dump(
+    int rank = 0, std::chrono::milliseconds most = std::chrono::milliseconds::max());
 
 // Does the same if the options ask for dumps after failures. Prints an error instead of raising it.
-void dumpAfterFailure(int rank = 0) noexcept;
+void dumpAfterFailure(
+    int rank = 0, std::chrono::milliseconds most = std::chrono::milliseconds::max()) noexcept;
 
 // Returns the beginning of the pipe's path, see DumpPipe, or "" for no pipe.
 std::string pipePrefix();

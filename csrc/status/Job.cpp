@@ -10,6 +10,9 @@ namespace torchcomms_pg::status {
 
 namespace {
 
+// Number of ranks whose places a line gives.
+constexpr size_t kMostNamed = 3;
+
 std::string tenths(int64_t milliseconds) {
   return std::to_string(milliseconds / 1000) + "." + std::to_string(milliseconds / 100 % 10) + " s";
 }
@@ -21,6 +24,21 @@ std::string pythonOf(const ProcessStatus& process) {
   return "its Python has not answered for " + tenths(process.pythonSilentMs) +
          ": a thread keeps the GIL, most likely in native code, or the process gets no core" +
          (process.threads.empty() ? "" : "; Python's stacks:\n" + process.threads);
+}
+
+// Returns where the rank's main thread is: the line in which it called its oldest operation, or
+// Python's place.
+std::string placeOf(const Job::Member& member) {
+  const auto& ops = member.told->ops;
+  if (!ops.empty() && !ops.front().calledAt.empty()) {
+    return ops.front().calledAt + ", in " + ops.front().text;
+  }
+  const auto text = pythonOf(*member.process);
+  const auto line = text.substr(0, text.find('\n'));
+  const auto name = line.find(": ");
+  return member.process->pythonSilentMs < 0 && name != std::string::npos
+             ? line.substr(name + 2)
+             : "an unknown line: " + line;
 }
 
 RankStatus statusOf(int rank, const Job::Member& member) {
@@ -247,6 +265,15 @@ std::optional<Job::Finding> Job::judge(const Group& group) const {
   if (finding.op == nullptr) {
     return std::nullopt;
   }
+  finding = judge(group, finding.rank, *finding.op);
+  if (finding.op->endsUnseen && finding.verdict.extensionMs > 0 &&
+      finding.verdict.missing.empty()) {
+    return std::nullopt;  // a message whose ranks have arrived, and which may have ended
+  }
+  return finding;
+}
+
+Job::Finding Job::judge(const Group& group, int asking, const OpInFlight& op) const {
   std::map<int, RankStatus> answers;
   std::map<int, Silent> silent;
   const auto& ranks = group.any->ranks;
@@ -257,9 +284,8 @@ std::optional<Job::Finding> Job::judge(const Group& group) const {
       silent.emplace(rank, silentOf(group.id, ranks[rank]));
     }
   }
-  const auto& op = *finding.op;
   DiagnosisRequest request;
-  request.rank = finding.rank;
+  request.rank = asking;
   request.group = group.any->name;
   request.globalRanks = ranks;
   request.size = static_cast<int>(ranks.size());
@@ -272,11 +298,28 @@ std::optional<Job::Finding> Job::judge(const Group& group) const {
   request.queued = group.any->queues;
   request.mayHaveEnded = op.endsUnseen;
   request.compileLeftMs = std::numeric_limits<int64_t>::max();
-  finding.verdict = torchcomms_pg::judge(request, answers, silent);
-  if (op.endsUnseen && finding.verdict.extensionMs > 0 && finding.verdict.missing.empty()) {
-    return std::nullopt;  // a message whose ranks have arrived, and which may have ended
+  return {asking, &op, torchcomms_pg::judge(request, answers, silent)};
+}
+
+std::string Job::heldUpBy(const Group& group, const Finding& finding) const {
+  const auto& verdict = finding.verdict;
+  if (verdict.ranks.empty()) {
+    const auto& why = verdict.extensionMs > 0 ? verdict.text : verdict.summary;
+    return why.empty() ? "" : ": " + why;
   }
-  return finding;
+  std::string text;
+  for (size_t i = 0; i < std::min(verdict.ranks.size(), kMostNamed); ++i) {
+    const int rank = verdict.ranks[i];
+    const auto global = group.any->ranks.at(rank);
+    const auto found = group.members.find(rank);
+    text += (i == 0 ? "for rank " : "; for rank ") + std::to_string(global) +
+            (found == group.members.end() ? ": " + silentOf(group.id, global).text
+                                          : ", at " + placeOf(found->second));
+  }
+  if (verdict.ranks.size() > kMostNamed) {
+    text += "; and for " + std::to_string(verdict.ranks.size() - kMostNamed) + " more ranks";
+  }
+  return " " + printable(text);
 }
 
 }  // namespace torchcomms_pg::status

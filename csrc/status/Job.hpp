@@ -92,6 +92,12 @@ class Job {
   const Member* elsewhere(int64_t rank) const;
   Silent silentOf(uint64_t id, int64_t rank) const;
 
+  // Returns the diagnosis of `op`, which a rank of the group has issued.
+  Finding judge(const Group& group, int rank, const OpInFlight& op) const;
+  // Returns whom an operation waits for and where these ranks are, as the rest of a line that ends
+  // "has waited 14 s", or "" if that is not known.
+  std::string heldUpBy(const Group& group, const Finding& finding) const;
+
  private:
   void findJob();
   void take(const ProcessStatus& process);

@@ -52,6 +52,11 @@ VARIABLES = (
         "whether a line on stderr names a rank that the others always wait for, see lateness.md",
     ),
     Variable(
+        "TORCHCOMMS_PG_SIGTERM",
+        "true",
+        "whether SIGTERM first has a process say whom it waits for, and dump, see failures.md",
+    ),
+    Variable(
         "TORCHCOMMS_PG_METRICS_FILE",
         "none",
         "path of a file of metrics, with {rank} or {pid} in it, see metrics.md",
@@ -435,6 +440,15 @@ def watch_timeout() -> timedelta:
         ValueError: TORCHCOMMS_PG_WATCH_TIMEOUT is not a positive number.
     """
     return _seconds("TORCHCOMMS_PG_WATCH_TIMEOUT", 60, timedelta(milliseconds=1))
+
+
+def last_words() -> bool:
+    """Returns whether SIGTERM first has a process say whom it waits for.
+
+    Raises:
+        ValueError: TORCHCOMMS_PG_SIGTERM is neither true nor false.
+    """
+    return read_bool("TORCHCOMMS_PG_SIGTERM", default=True)
 
 
 def late_warning() -> bool:
