@@ -7,7 +7,7 @@ namespace torchcomms_pg {
 
 // Prints whom this process waits for, if it waits in an operation that was in flight when the
 // signal came, and dumps the flight recorder. For sigterm::install(). Returns half a second after
-// the signal at the earliest, since other ranks may ask this one where it is.
+// the signal at the earliest, since other ranks may ask for this rank's place.
 void sayLastWords(const sigterm::Kept& signal);
 
 }  // namespace torchcomms_pg

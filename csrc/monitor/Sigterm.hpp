@@ -31,9 +31,9 @@ void install(std::function<void(const Kept&)> tell);
 // Sets whether install() has an effect. By default it has.
 void allow(bool allowed);
 
-// Sets the handler that the interpreter installs for every signal of its own. If the program sets
-// this handler or the default action after install(), the monitor puts itself in front of it again.
-// It leaves other handlers alone: one of them may call the handler of install().
+// Sets the handler that the interpreter installs for every signal that it handles. If the program
+// sets this handler or the default action after install(), the monitor puts itself in front of it
+// again. It leaves other handlers alone: one of them may call the handler of install().
 void setInterpreters(void (*handler)(int));
 
 // Does what is due. The monitor calls it in each of its rounds.

@@ -31,8 +31,7 @@ std::shared_ptr<FlightRecorder> get();
 // recorder's rank, or with `rank` if no group has been added. Raises std::runtime_error if the file
 // cannot be written.
 // `most`: limits the patience further.
-std::string dump(
-    int rank = 0, std::chrono::milliseconds most = std::chrono::milliseconds::max());
+std::string dump(int rank = 0, std::chrono::milliseconds most = std::chrono::milliseconds::max());
 
 // Does the same if the options ask for dumps after failures. Prints an error instead of raising it.
 void dumpAfterFailure(

@@ -25,7 +25,9 @@ WATCHED = pytest.param(
     marks=pytest.mark.skipif(torch.__version__ < "2.14", reason="c10d has hooks from 2.14 on"),
 )
 SOON = 20.0
-WAITED = r"SIGTERM (?:came )?while all_reduce #2 \(1024 x Float.*?\) of group '\w+' had waited \S+ s"
+WAITED = (
+    r"SIGTERM (?:came )?while all_reduce #2 \(1024 x Float.*?\) of group '\w+' had waited \S+ s"
+)
 
 
 @pytest.fixture
