@@ -12,7 +12,7 @@ import xml.etree.ElementTree
 
 import pytest
 
-from harness import TESTS, limits
+from harness import ROOT, TESTS, limits
 from harness.programs import PROGRAM_LIMIT
 
 PROGRAMS = TESTS / "testing" / "programs"
@@ -197,6 +197,14 @@ def test_processes_of_xdist_have_their_own_ranks(tmp_path):
     run = run_pytest(tmp_path, "cases.py", "-n", "2", "-k", names)
     assert "1 failed, 3 passed, 1 skipped" in run.stdout, run.stdout + run.stderr
     assert "rank 1 failed first" in run.stdout
+
+
+@pytest.mark.slow
+def test_the_folder_to_copy_passes(tmp_path):
+    folder = shutil.copytree(ROOT / "examples" / "tests", tmp_path / "tests")
+    run = run_pytest(tmp_path, str(folder), "-rs")
+    assert "5 passed, 1 skipped" in run.stdout, run.stdout + run.stderr
+    assert "needs two GPUs, or pytest --emulated-gpus 2" in run.stdout
 
 
 def test_a_session_without_the_mark_imports_no_torch(tmp_path):

@@ -38,6 +38,7 @@ from torchcomms_pg.testing.processes import (
 from torchcomms_pg.testing.rank import Setting
 
 _PHASES = ("setup", "call", "teardown")
+_LATE = 0.9  # seconds beyond the timeout that a rank may come later to the end than another
 _END_LIMIT = 5.0  # seconds that the end of a test's groups may take beyond the group's timeout
 
 
@@ -383,8 +384,8 @@ class _Test:
         while running := set(range(mark.n)) - self._done - self._ended:
             now = time.monotonic()
             deadline, why = limit, f"the test took longer than its limit of {mark.limit:g} s"
-            if through is not None and through + mark.timeout + GRACE < deadline:
-                deadline = through + mark.timeout + GRACE
+            if through is not None and through + mark.timeout + _LATE < deadline:
+                deadline = through + mark.timeout + _LATE
                 why = f"it came {mark.timeout:g} s later to the test's end than another rank"
             if over is not None and over + GRACE < deadline:
                 deadline, why = over + GRACE, ""
