@@ -687,6 +687,51 @@ def test_what_dead_processes_have_left_is_removed(folder, ask):
     assert not list(folder.iterdir())
 
 
+def test_where_no_job_is_seen_the_four_reasons_why_are_told(folder, ask):
+    code, said = ask()
+    first, *reasons = said.splitlines()
+    assert code == 2 and str(folder) in first and len(reasons) == 4
+    for reason, word in zip(reasons, ("container", "user", "WATCH=1", "_STATUS"), strict=True):
+        assert reason.startswith("  if ") and word in reason
+
+
+def test_of_several_jobs_each_ones_state_is_shown_with_its_store_and_age(folder, ask, capsys):
+    with started(2, folder) as one, started(2, folder) as other:
+        one.start(one_skips_an_operation, one.store_args(), 2, "torchcomms")
+        other.start(is_there, other.store_args(), 2, "torchcomms")
+        assert one.wait_report(1) == "away"
+        for rank in range(2):
+            other.wait_report(rank)
+        _, status = answered(ask, one.pids[0], holds=lambda told: waiting(told) is not None)
+        capsys.readouterr()
+        code = main(["--late", str(LATE), "--wait", within(15)])
+        shown = capsys.readouterr().out
+        assert code == 1 and shown.startswith("2 jobs of yours on this host\n")
+        blocks = {pid: block for block in shown.split("\n\n") for pid in _pids(block)}
+        mine, others = blocks[min(one.pids)], blocks[min(other.pids)]
+        assert "rank 1 has not arrived at all_reduce #2" in mine and "nobody has waited" in others
+        for block in (mine, others):
+            assert f"store {status['store']}, 2 ranks on 1 host" in block
+            assert re.search(r"\(2 processes, runs for \d+ s\): ", block), block
+        main(["--all", "--late", str(LATE), "--wait", within(15)])
+        shown = capsys.readouterr().out
+        assert shown.count("job of the store") == 2 and "called at" in shown
+        code, told = ask("--all")
+        assert code == 1 and [len(each["ranks"]) for each in told] == [2, 2]
+        one.tell(1, "on")
+        for rank in range(2):
+            assert one.wait_report(rank) == "done"
+            one.tell(rank, "end")
+            other.tell(rank, "end")
+        for ranks in (one, other):
+            check(ranks.wait())
+
+
+def _pids(block):
+    """The process by which a block of the text names its job."""
+    return [int(pid) for pid in re.findall(r"^process (\d+) \(", block, re.MULTILINE)]
+
+
 def test_arguments_that_name_no_job_are_told_from_others(folder, ask, capsys):
     code, said = ask("4194304")
     assert code == 2 and "there is no process 4194304" in said

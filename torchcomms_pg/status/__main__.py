@@ -9,17 +9,18 @@ import json
 import os
 import sys
 import time
+from typing import Any
 
 from torchcomms_pg import env
 from torchcomms_pg.status.jobs import LONGEST_WAIT, Job, NoAnswerError, StatusError, find_jobs
-from torchcomms_pg.status.report import text
+from torchcomms_pg.status.report import age, brief, text
 
 CODES = """\
 The code is
   0 if every rank answers, and nobody waits for longer than --late,
   1 if somebody does, or a group has failed, or a rank is stopped, dead or does not answer,
   2 if there is no such job.
-With --watch it is that of the last status.
+Of several jobs it is the highest. With --watch it is that of the last status.
 """
 
 
@@ -47,7 +48,10 @@ def _parser() -> argparse.ArgumentParser:
         "job",
         nargs="?",
         metavar="PID | HOST:PORT",
-        help="a process of the job, or where its store is; not needed where there is one job",
+        help="a process of the job, or where its store is; by default every job of this user",
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="show the whole status of each job, if there are several"
     )
     parser.add_argument("--json", action="store_true", help="print it as JSON, see docs/status.md")
     parser.add_argument(
@@ -82,14 +86,66 @@ def _seconds_of_wait(given: str) -> float:
 
 
 def _once(options: argparse.Namespace) -> int:
-    job, pid = _choose(options)
+    jobs, pid = _choose(options)
+    if options.json and len(jobs) > 1 and not options.all:
+        lines = [f"  {_about(job)}" for job in jobs]
+        raise StatusError(
+            "there are several jobs; name one by a process of it, or add --all for a list:\n"
+            + "\n".join(lines)
+        )
+    if len(jobs) == 1 and not (options.json and options.all):
+        code, told = _ask(jobs[0], options, pid)
+        if isinstance(told, str):
+            print(f"torchcomms_pg.status: {told}", file=sys.stderr)
+        else:
+            print(json.dumps(told) if options.json else text(told), flush=True)
+        return code
+    answers = [_ask(job, options, None) for job in jobs]
+    if options.json:
+        print(json.dumps([{"error": t} if isinstance(t, str) else t for _, t in answers]))
+    else:
+        _print_several(jobs, [told for _, told in answers], whole=options.all)
+    return max(code for code, _ in answers)
+
+
+def _ask(job: Job, options: argparse.Namespace, pid: int | None) -> tuple[int, Any]:
+    """Returns the code of a job, and its status, or a text that says why nothing answers."""
     try:
         status = job.ask(options.late, options.wait, pid)
     except NoAnswerError as error:
-        print(f"torchcomms_pg.status: no rank of this host answers: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps(status) if options.json else text(status), flush=True)
-    return 0 if status["healthy"] else 1
+        return 1, f"no rank of this host answers: {error}"
+    return (0 if status["healthy"] else 1), status
+
+
+def _print_several(jobs: list[Job], told: list[Any], *, whole: bool) -> None:
+    show = text if whole else brief
+    print(f"{len(jobs)} jobs of yours on this host")
+    for job, status in zip(jobs, told, strict=True):
+        shown = status if isinstance(status, str) else show(status)
+        print(f"\n{_about(job)}\n" + "\n".join(f"  {line}" for line in shown.splitlines()))
+    if not whole:
+        print("\npython -m torchcomms_pg.status PID or HOST:PORT shows one job, --all shows all")
+    sys.stdout.flush()
+
+
+def _about(job: Job) -> str:
+    """Returns the lowest process of a job, how long the job runs, and its command."""
+    since = min(filter(None, map(_started, job.pids)), default=None)
+    runs = f", runs for {age(time.time() - since)}" if since is not None else ""
+    count = f"{len(job.pids)} processes" if len(job.pids) > 1 else "1 process"
+    return f"process {job.pids[0]} ({count}{runs}): {_command(job)}"
+
+
+def _started(pid: int) -> float | None:
+    """Returns the time at which a process was started, in seconds since 1970, or None."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+        with open("/proc/uptime") as file:
+            uptime = float(file.read().split()[0])
+    except (OSError, ValueError):
+        return None
+    return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _watch(options: argparse.Namespace) -> int:
@@ -107,43 +163,39 @@ def _watch(options: argparse.Namespace) -> int:
     return code
 
 
-def _choose(options: argparse.Namespace) -> tuple[Job, int | None]:
-    """Returns the job that the options name, and the pid if they name one.
+def _choose(options: argparse.Namespace) -> tuple[list[Job], int | None]:
+    """Returns the jobs that the options name, by default all, and the pid if they name one.
 
     Raises:
-        StatusError: no such job exists, or none is named and several exist.
+        StatusError: there is no such job.
     """
     folders = env.status_folders()
     if not folders:
         raise StatusError("TORCHCOMMS_PG_STATUS turns it off; unset it, also for the job")
     jobs = find_jobs(folders)
     if options.job is None:
-        return _only(jobs, folders), None
+        if not jobs:
+            raise StatusError(_NONE.format(folders=" and ".join(folders)))
+        return jobs, None
     if options.job.isdecimal():
         pid = int(options.job)
         for job in jobs:
             if pid in job.pids:
-                return job, pid
+                return [job], pid
         raise StatusError(_why_not(pid, folders))
     for job in jobs:
         with contextlib.suppress(NoAnswerError):
             if _same(job.ask(options.late, options.wait)["store"], options.job):
-                return job, None
+                return [job], None
     raise StatusError(f"no job of yours on this host has its store at {options.job}")
 
 
-def _only(jobs: list[Job], folders: list[str]) -> Job:
-    if not jobs:
-        raise StatusError(
-            "no job of yours on this host; its processes would have sockets in "
-            + " or ".join(folders)
-        )
-    if len(jobs) > 1:
-        lines = [f"  {job.pids[0]}: {len(job.pids)} processes, {_command(job)}" for job in jobs]
-        raise StatusError(
-            "there are several jobs; name one by a process of it:\n" + "\n".join(lines)
-        )
-    return jobs[0]
+_NONE = """\
+no job of yours on this host is seen. Its processes would have sockets in {folders}.
+  if a job runs on another host or in a container: run this there
+  if it is another user's: run this as that user
+  if no process has a group with other ranks, of torchcomms or watched: TORCHCOMMS_PG_WATCH=1
+  if its TORCHCOMMS_PG_STATUS or XDG_RUNTIME_DIR is another than here: set it here as there"""
 
 
 def _why_not(pid: int, folders: list[str]) -> str:

@@ -27,6 +27,36 @@ def text(status: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def brief(status: dict[str, Any]) -> str:
+    """Returns the state of a job in a few lines: its store, its ranks, and who waits for whom."""
+    ranks = status["ranks"]
+    hosts = {rank["host"] for rank in ranks if rank.get("host")}
+    store = f"store {status['store']}, " if status["store"] else ""
+    lines = [
+        f"{store}{_count(len({rank['rank'] for rank in ranks}), 'rank')} on "
+        f"{_count(len(hosts), 'host')}"
+    ]
+    for group in status["groups"]:
+        if waits := group["waits"]:
+            lines.append(f"waited for {waits['since_s']:.1f} s: {waits['verdict'].splitlines()[0]}")
+    lines += [line.strip() for line in _special(ranks) if line and not line.startswith("    ")]
+    for rank in ranks:
+        for member in rank.get("groups", ()):
+            if member["failure"]:
+                lines.append(f"rank {rank['rank']}: {_place(member).splitlines()[0]}")
+    if len(lines) == 1:
+        lines.append(f"nobody has waited for {status['late_after_s']:g} s")
+    return "\n".join(lines)
+
+
+def age(seconds: float) -> str:
+    """Returns a duration as a text in one unit, such as ``12 min``."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def runs(numbers: Iterable[int]) -> str:
     """Returns the numbers in order as a text, with runs of three or more as ``0-7``."""
     ordered = sorted(set(numbers))
