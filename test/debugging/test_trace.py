@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import time
 
 import pytest
 
@@ -26,6 +27,7 @@ class Recorder:
         self.seqs = {}
         self.entries = []
         self.details = []  # beside c10d's schema
+        self.more = {}  # the same
 
     def call(
         self,
@@ -90,6 +92,7 @@ class Recorder:
             "pg_status": {},
             "entries": self.entries,
             **({"details": self.details} if self.details else {}),
+            **self.more,
         }
 
     def write(self, folder, form="pickle"):
@@ -620,16 +623,91 @@ def test_the_command_prints_the_verdict_and_writes_page_and_trace(tmp_path, caps
     assert out.startswith("rank 1 has not arrived at barrier")
     assert re.search(r"all_reduce .*\s0\s+2\s+2\.0\s+1\.000\s+1\.000", out), out
 
-    text = page.read_text()
-    data = json.loads(re.search(r'type="application/json">(.*?)</script>', text, re.DOTALL)[1])
+    data = data_of(page)
     assert data["ranks"] == [0, 1] and data["culprits"] == [1]
-    assert [bar[4] for bar in data["bars"]] == [False, True, False]
-    assert not re.findall(r'(?:src|href)="', text), "the page needs something else"
+    operations = [bar for bar in data["bars"] if data["lanes"][bar[0]][1] >= 0]
+    assert [bar[4] for bar in operations] == [False, True, False]
+    assert not re.findall(r'(?:src|href)="', page.read_text()), "the page needs something else"
 
     events = json.loads(trace.read_text())["traceEvents"]
-    bars = [event for event in events if event["ph"] == "X"]
+    bars = [event for event in events if event["ph"] == "X" and event["tid"]]
     assert [(bar["pid"], bar["args"]["seq"]) for bar in bars] == [(0, 1), (0, 2), (1, 1)]
     assert bars[0]["dur"] == pytest.approx(1000)
+
+
+def data_of(page):
+    """The data of a page, with the page's elements that its script names."""
+    text = page.read_text(encoding="utf-8")
+    for name in re.findall(r'get\("(\w+)"\)', text):
+        assert f'id="{name}"' in text, name
+    return json.loads(re.search(r'type="application/json">(.*?)</script>', text, re.DOTALL)[1])
+
+
+def pages(tmp_path, ranks):
+    """Data of the page, and slices of the trace for Perfetto, of these ranks' dumps."""
+    dumps, page, trace = (tmp_path / name for name in ("dumps", "page.html", "trace.json"))
+    dumps.mkdir()
+    for rank in ranks:
+        rank.write(dumps)
+    main([str(dumps), "--html", str(page), "--perfetto", str(trace)])
+    events = json.loads(trace.read_text())["traceEvents"]
+    return data_of(page), [event for event in events if event["ph"] == "X"]
+
+
+def a_hang():
+    """Rank 1 of three does not come to an all_reduce; dumps are written four seconds later."""
+    ranks = recorders(3, pair=[0, 2])
+    for rank in ranks:
+        rank.call("all_reduce", takes=0.1)
+        rank.more["threads"] = ["MainThread: train.py:7 in load", "saver: save.py:3 in run"]
+    for rank in ranks[::2]:
+        rank.call("broadcast", "pair", takes=0.1).call("all_reduce", done=False, line=41)
+    for rank in ranks:
+        rank.more["dumped"] = START + int(4.2 * SECOND)
+    return ranks
+
+
+def test_what_has_not_ended_is_drawn_to_the_time_of_the_dump(tmp_path):
+    data, slices = pages(tmp_path, a_hang())
+    open_ = [bar for bar in data["bars"] if not bar[3] and data["lanes"][bar[0]][1] >= 0]
+    assert [(bar[1], bar[2]) for bar in open_] == [(200, 4200)] * 2 and data["end"] == 4200
+    longest = [each for each in slices if each["name"].endswith("not ended")]
+    assert [each["dur"] for each in longest] == [4e6, 4e6]
+
+
+def test_a_rank_in_no_operation_has_its_line_of_python(tmp_path, capsys):
+    data, slices = pages(tmp_path, a_hang())
+    (idle,) = (bar for bar in data["bars"] if data["lanes"][bar[0]] == [1, -1])
+    assert idle[5][0] == "in no operation: MainThread: train.py:7 in load" and idle[4]
+    assert (idle[1], idle[2]) == (100, 4200) and "saver: save.py:3" in data["stacks"][idle[6]]
+    assert [each["pid"] for each in slices if each["name"].startswith("MainThread")] == [1]
+    assert "rank 1 is in no operation, but at train.py:7 in load" in capsys.readouterr().out
+
+
+def test_each_group_of_a_rank_has_its_lane_and_the_axis_has_the_clock_of_the_verdict(tmp_path):
+    data, _ = pages(tmp_path, a_hang())
+    names = [(rank, data["groups"][group] if group >= 0 else "") for rank, group in data["lanes"]]
+    assert names == [
+        (rank, lane)
+        for rank, lanes in enumerate(
+            (["group 0", "group pair"], ["", "group 0"], ["group 0", "group pair"])
+        )
+        for lane in lanes
+    ]
+    at = time.strftime("%H:%M:%S", time.gmtime(data["clock"] / 1e3))
+    assert f"waits in it since {at}.200" in data["verdict"]
+    assert "train.py:41 in step" in data["stacks"][data["bars"][-1][6]]
+
+
+def test_where_all_is_fine_nobody_is_shown_in_no_operation_and_the_end_is_the_last_operations(
+    tmp_path,
+):
+    ranks = recorders(2)
+    for rank in ranks:
+        rank.call("all_reduce", takes=0.5)
+        rank.more["dumped"] = START + 60 * SECOND
+    data, _ = pages(tmp_path, ranks)
+    assert data["lanes"] == [[0, 0], [1, 0]] and data["end"] == 500
 
 
 def test_names_neither_blank_the_page_nor_move_the_cursor(tmp_path, capsys):
@@ -645,7 +723,8 @@ def test_names_neither_blank_the_page_nor_move_the_cursor(tmp_path, capsys):
     assert out.replace("\n", "").isprintable() and "<!--<script>\\x1b[2J\\u202e\\ud800" in out
     text = page.read_text(encoding="utf-8")
     data = re.search(r'type="application/json">(.*?)</script>', text, re.DOTALL)[1]
-    assert "<" not in data and "Ünïcode\\r" in json.loads(data)["bars"][0][5]
+    texts = [bar[5][0] for bar in json.loads(data)["bars"]]
+    assert "<" not in data and "all_reduce (8 x Ünïcode\\r) #1" in texts
 
 
 def test_a_page_that_cannot_be_written_is_one_line(tmp_path, capsys):

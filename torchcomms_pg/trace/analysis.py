@@ -501,6 +501,8 @@ class Analysis:
             where = f"with {self.members([missed.rank], missed.group)}"
             nothing = f"has no {_OTHER_SIDE[missed.op]} {where} in its record"
         state = f"{me} is in no operation: it is busy elsewhere, or has ended"
+        if threads := self.dumps[rank].threads:
+            state = f"{me} is in no operation, but at {threads[0].removeprefix('MainThread: ')}"
         if self._gloo:
             state += ", or waits in a message (Gloo's recorder has none)"
         elif not self._is_proven(rank, missed):

@@ -69,8 +69,9 @@ class Entry:
     Only some dumps contain the remaining fields. ``batch`` is equal for the messages of one batch
     of a group, 0 for a message in no batch, and None if unknown. ``tag`` of a message and ``root``
     of a collective (a global rank) are None if unknown or absent. ``from_any`` marks a receive from
-    any rank. ``thread``, ``reduce_op`` and ``device`` are empty if unknown; ``thread``
-    distinguishes the threads of one rank.
+    any rank. ``thread``, ``reduce_op``, ``device`` and ``backend`` are empty if unknown;
+    ``thread`` distinguishes the threads of one rank, and ``backend`` is the group's, by its name in
+    c10d.
     """
 
     rank: int
@@ -103,6 +104,7 @@ class Entry:
     root: int | None = None
     reduce_op: str = ""
     device: str = ""
+    backend: str = ""
 
     @property
     def finished(self) -> bool:
@@ -178,6 +180,8 @@ class Dump:
     lost: int = 0
     captured: int = 0
     detailed: bool = False
+    time: int | None = None  # when it was written, in nanoseconds since 1970; None if unknown
+    threads: tuple[str, ...] = ()  # where Python's threads were then, the main thread first
     # True if a group without entries shares its name with another group. The dump lists only one
     # group's ranks for the name.
     namesakes: bool = False
@@ -277,6 +281,8 @@ def parse(content: Any, rank: int, path: Path = Path(), most: int = _MOST) -> Du
         left = most
         where = "details: "
         captured = _get(content, "captured", int, 0)
+        time = _get(content, "dumped", int, None)
+        threads = tuple(_list(content.get("threads", []), str, "'threads'"))
         details = {
             _get(_checked(detail, dict, "one"), "record_id", int): detail
             for detail in _get(content, "details", list, [])
@@ -294,6 +300,7 @@ def parse(content: Any, rank: int, path: Path = Path(), most: int = _MOST) -> Du
     except DumpError as error:
         raise DumpError(f"{where}{error}") from error
     dump = Dump(rank, path, groups, entries, captured=captured, detailed=bool(details))
+    dump.time, dump.threads = time, threads
     _look_for_gaps(dump)
     names = [name for name in groups if not (_PAIR.fullmatch(name) or _ONE_SIDED.fullmatch(name))]
     ids = {str(id) for id in _get(content, "pg_status", dict, {})}
@@ -486,6 +493,7 @@ def _add_details(entry: Entry, detail: dict[Any, Any]) -> None:
     entry.root = _get(detail, "root", int, None)
     entry.reduce_op = _get(detail, "reduce_op", str, "")
     entry.device = _get(detail, "device", str, "")
+    entry.backend = _get(detail, "backend", str, "")
 
 
 def _frame(raw: dict[Any, Any]) -> Frame:

@@ -6,9 +6,10 @@ import importlib.resources
 import json
 from typing import Any
 
-from torchcomms_pg.trace.analysis import Analysis, Cost, Straggler, Verdict, duration_ms
-from torchcomms_pg.trace.dumps import Entry, printable
+from torchcomms_pg.trace.analysis import Analysis, Cost, Straggler, Verdict
+from torchcomms_pg.trace.dumps import printable
 from torchcomms_pg.trace.groups import Group
+from torchcomms_pg.trace.timeline import Timeline
 
 
 def text(analysis: Analysis, verdict: Verdict, top: int = 10) -> str:
@@ -28,31 +29,9 @@ def text(analysis: Analysis, verdict: Verdict, top: int = 10) -> str:
 
 
 def html(analysis: Analysis, verdict: Verdict) -> str:
-    """Returns a self-contained page with a timeline: rows are ranks, bars are operations."""
-    entries = list(analysis.entries())
-    origin = min((entry.created for entry in entries), default=0)
-    shown = verdict.entries
-    bars = []
-    end = 0.0
-    for entry in entries:
-        took = duration_ms(entry)
-        start = ((entry.started or entry.created) - origin) / 1e6
-        end = max(end, start + (took or 0.0))
-        guilty = entry in shown and (
-            entry.rank in verdict.culprits if verdict.kind == "mismatch" else not entry.finished
-        )
-        stop = None if took is None else start + took
-        bars.append([entry.rank, start, stop, entry.finished, guilty, _tip(analysis, entry)])
-    data = {
-        "ranks": sorted(analysis.dumps),
-        "culprits": verdict.culprits,
-        "kind": verdict.kind,
-        "verdict": str(verdict),
-        "end": end,
-        "bars": bars,
-        "late": _late(analysis.stragglers()),
-        "costs": _costs(analysis.costs()),
-    }
+    """Returns a self-contained page with a timeline: lanes are groups of ranks, bars operations."""
+    data = Timeline(analysis, verdict).data()
+    data |= {"late": _late(analysis.stragglers()), "costs": _costs(analysis.costs())}
     page = importlib.resources.files("torchcomms_pg.trace").joinpath("timeline.html").read_text()
     # "</script" in the data would end its element, and "<!--<script" would hide the element's end.
     return page.replace("@DATA@", json.dumps(data, allow_nan=False).replace("<", "\\u003c"))
@@ -62,55 +41,44 @@ def perfetto(analysis: Analysis, verdict: Verdict) -> str:
     """Returns a trace in Chrome's trace event format, for chrome://tracing and ui.perfetto.dev.
 
     Every rank is a process and every group a thread; times are in microseconds. An unfinished
-    operation lasts to the end of the trace.
+    operation lasts until the dump, and so does the slice of a rank that is in no operation.
     """
+    timeline = Timeline(analysis, verdict)
     events: list[dict[str, Any]] = []
-    threads: dict[Group, int] = {}
-    entries = list(analysis.entries())
-    end = max((entry.completed or entry.created for entry in entries), default=0)
+    threads: dict[Group | None, int] = {None: 0}
+    idle = list(timeline.idle())
     for rank in sorted(analysis.dumps):
         name = f"rank {rank}" + (" (guilty)" if rank in verdict.culprits else "")
-        events.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": name}})
-    for entry in entries:
+        events.append(_names("process_name", rank, 0, name))
+    for each in idle:
+        events.append(_names("thread_name", each.rank, 0, "in no operation"))
+        span = {"ts": each.start / 1e3, "dur": max(1, each.end - each.start) / 1e3}
+        events.append({"ph": "X", "name": each.where, "pid": each.rank, "tid": 0, **span})
+    for entry in timeline.entries:
         if entry.group not in threads:
             threads[entry.group] = len(threads)
             for rank in analysis.dumps:
-                events.append(
-                    {
-                        "ph": "M",
-                        "name": "thread_name",
-                        "pid": rank,
-                        "tid": threads[entry.group],
-                        "args": {"name": analysis.group_name(entry.group)},
-                    }
-                )
-        start = entry.started or entry.created
-        took = duration_ms(entry)
+                name = analysis.group_name(entry.group)
+                events.append(_names("thread_name", rank, threads[entry.group], name))
+        start, end, ended = timeline.span(entry)
         events.append(
             {
                 "ph": "X",
-                "name": entry.what,
+                "name": entry.what if ended else f"{entry.what}, not ended",
                 "cat": entry.state,
                 "pid": entry.rank,
                 "tid": threads[entry.group],
                 "ts": start / 1e3,
-                "dur": took * 1e3 if took is not None else max(1, end - start) / 1e3,
+                "dur": (end - start if ended else max(1, end - start)) / 1e3,
                 "args": {"seq": entry.seq, "state": entry.state, "at": str(entry.where or "")},
             }
         )
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
-def _tip(analysis: Analysis, entry: Entry) -> str:
-    lines = [
-        f"{entry.what} #{entry.seq}",
-        f"{analysis.group_name(entry.group)}, {entry.state}",
-    ]
-    took = duration_ms(entry)
-    if took is not None:
-        lines.append(f"{took:.3f} ms")
-    lines += [str(frame) for frame in entry.frames[:6]]
-    return "\n".join(lines)
+def _names(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    """Returns an event that names a process, or one of its threads."""
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
 def _late(stragglers: list[Straggler]) -> list[list[str]]:
