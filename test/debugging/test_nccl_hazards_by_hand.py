@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from debugging.test_trace import recorders
+from debugging.test_trace import pairs, recorders
 from harness import scene_dumps, scenes, strict_order
 from torchcomms_pg.trace import load, nccl_hazards
 from torchcomms_pg.trace.__main__ import main
@@ -374,6 +374,56 @@ def test_what_a_ring_and_a_graph_keep_to_themselves_is_counted():
     assert not report.found
     assert any("rank 0: 1 operations that its ring has lost" in e for e in report.not_covered)
     assert "rank 1: 5 operations in graphs, and their replays" in report.not_covered
+
+
+def opposite_groups(first, second):
+    """Two ranks call two groups, of these backends, in opposite orders."""
+    ranks = recorders(2, other=[0, 1])
+    for rank in ranks:
+        groups = [("0", first), ("other", second)]
+        for name, backend in groups if rank.rank else groups[::-1]:
+            rank.call("all_reduce", name, detail={**CPU, "backend": backend})
+    return hazards(ranks)
+
+
+@pytest.mark.parametrize("other", ["torchcomms", "nccl", ""])
+def test_a_group_of_gloo_beside_another_backend_stays_on_the_cpu_and_is_not_judged(other):
+    report = opposite_groups(other, "gloo")
+    assert not report.found and not report.doubts, str(report)
+    name = other or "a TorchComm"
+    assert f"2 operations of group undefined, of gloo beside {name}: on the CPU" in "\n".join(
+        report.not_covered
+    )
+    assert kinds(opposite_groups(other, other)) == ["order"]
+
+
+def test_where_every_group_is_of_gloo_it_stands_for_nccl():
+    assert kinds(opposite_groups("gloo", "gloo")) == ["order"]
+
+
+def test_what_dcp_saves_asynchronously_stays_on_the_cpu():
+    saves = {"name": "main", "filename": "/x/torch/distributed/checkpoint/", "line": 3}
+    saves["filename"] += "_async_thread_executor.py"
+    ranks = recorders(2, other=[0, 1])
+    for rank in ranks:
+        calls = [{"group": "0"}, {"group": "other", "frames": [saves]}]
+        for call in calls if rank.rank else calls[::-1]:
+            rank.call("all_reduce", detail=CPU, **call)
+    report = hazards(ranks)
+    assert not report.found and "2 operations of DCP's asynchronous save" in str(report)
+
+
+def test_a_rank_that_skips_the_first_batch_and_comes_with_another_call_is_doubted():
+    ranks = pairs(3)
+    message(ranks[0], "send", 0, 1, batch=1, line=4)
+    message(ranks[1], "recv", 0, 1, batch=1, line=4)
+    for rank in ranks:
+        rank.call("barrier", line=9)
+    report = hazards(ranks)
+    assert not report.found
+    (doubt,) = report.doubts
+    assert str(doubt).startswith("rank 2 skipped the first call of group 0, a batch of messages")
+    assert "train.py:4 in step" in str(doubt) and "train.py:9 in step" in str(doubt)
 
 
 def test_threads_that_issue_in_several_groups_are_told():

@@ -15,6 +15,7 @@ from torchcomms_pg.trace.hazards.first_batch import first_batches
 from torchcomms_pg.trace.hazards.hazard import Hazard, Hazards
 from torchcomms_pg.trace.hazards.lines import crossed_lines
 from torchcomms_pg.trace.hazards.messages import messages
+from torchcomms_pg.trace.hazards.on_cpu import without_cpu
 from torchcomms_pg.trace.hazards.orders import orders
 from torchcomms_pg.trace.hazards.refused import refused
 
@@ -27,17 +28,21 @@ def nccl_hazards(dumps: Dumps) -> Hazards:
     Args:
         dumps: from `torchcomms_pg.trace.load`. The result says what the dumps do not show.
     """
-    analysis = Analysis(dumps)
+    judged, kept = without_cpu(dumps)
+    analysis = Analysis(judged)
     lines = crossed_lines(analysis)
     circles, all_of_them = orders(analysis)
+    skipped, doubtful = first_batches(analysis)
     found = [
         *circles,
         *messages(analysis),
-        *first_batches(analysis),
+        *skipped,
         *disagreements(analysis),
         *(hazard for hazard in lines if hazard.kind == "threads"),
         *refused(analysis),
     ]
     doubts = [hazard for hazard in lines if hazard.kind != "threads"]
     left = [] if all_of_them else ["orders of later operations: there are too many hazards before"]
-    return Hazards(found, doubts + two_devices(analysis), left + not_covered(analysis))
+    return Hazards(
+        found, doubtful + doubts + two_devices(analysis), kept + left + not_covered(analysis)
+    )

@@ -33,6 +33,8 @@ def not_covered(analysis: Analysis) -> list[str]:
     messages = [entry for entry in entries if entry.op in ("send", "recv")]
     if left := sum(entry not in judged for entry in messages):
         lines.append(f"{left} messages whose other side, or whose batch, is not known")
+    if untagged := sum(entry.tag is None for entry in messages if dumps[entry.rank].detailed):
+        lines.append(f"tags of {untagged} messages")
     if one_sided := sum(entry.op in _ONE_SIDED for entry in entries):
         lines.append(f"{one_sided} operations on windows")
     if {entry.device for entry in entries} - {""} == {"cpu"}:

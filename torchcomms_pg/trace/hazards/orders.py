@@ -46,7 +46,7 @@ def _hazard(analysis: Analysis, circle: Circle) -> Hazard:
         kind = "first message" if any(call.first for call in alone) else "order"
         what = "messages and collectives" if messages else "operations"
         lines = [f"{who} call {what} of {of} in different orders"]
-        why = "each waits for the next where a stream or NCCL_LAUNCH_ORDER_IMPLICIT orders them, "
+        why = "each waits for the next where a stream or NCCL's implicit launch order orders them, "
         why += "or the GPU has no room for all"
         do, rule = "call them in one order on all ranks", _ORDER
     if threads:
