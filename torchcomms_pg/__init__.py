@@ -24,6 +24,7 @@ __all__ = [
     "TorchWork",
     "WorkStatus",
     "__version__",
+    "agree",
     "device_mesh",
     "env",
     "get_comm",
@@ -52,6 +53,7 @@ if not runs_apart():
     from torchcomms_pg import _C, as_gloo, device_mesh, env, hooks, nccl, objcol, python_stacks
     from torchcomms_pg._C import Backend, NcclConfig, OpName, RemovableHandle
     from torchcomms_pg._version import __version__
+    from torchcomms_pg.agreement import agree
     from torchcomms_pg.batch import BatchSendRecv
     from torchcomms_pg.comm import TorchComm
     from torchcomms_pg.creation import get_comm, new_comm

@@ -9,7 +9,7 @@ import sysconfig
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from types import FrameType
+from types import FrameType, WrapperDescriptorType
 
 import torch
 
@@ -19,6 +19,7 @@ Frame = tuple[str, int, str]  # file, line, function; the innermost comes first
 
 _FRAMES = 3
 _THREADS = 4
+_MESSAGE = 120  # characters of an exception's message
 _TORCH = Path(torch.__file__).parent
 _PLACES = tuple(
     f"{folder}{os.sep}"
@@ -33,6 +34,13 @@ _OWN = (f"{Path(__file__).parent}{os.sep}", f"{_TORCH}{os.sep}", "<frozen")
 _STDLIB = f"{sysconfig.get_path('stdlib')}{os.sep}"
 # torch may lie anywhere: in another Python's or the user's folder, on PYTHONPATH, or in a checkout.
 _LIBRARIES = (f"{Path(__file__).parent}{os.sep}", f"{_TORCH}{os.sep}", *_PLACES)
+# Frames between an operation and its caller in torch, and below a thread's function.
+_C10D = tuple(
+    str(_TORCH / "distributed" / name) for name in ("distributed_c10d.py", "c10d_logger.py")
+)
+_STANDARD = tuple(
+    f"{sysconfig.get_path('stdlib')}{os.sep}{name}" for name in ("threading.py", "concurrent")
+)
 
 
 def watch_over_monitor() -> None:
@@ -45,18 +53,30 @@ def describe(issued: list[list[Frame]]) -> tuple[str, list[str]]:
 
     A thread's place is the innermost lines of the user's own files, and before them the library
     function that these lines called. The main thread comes first; other threads without a line of
-    the user are left out. A place in `issued` has only the user's lines, if the stack has any.
+    the user are left out. A place in `issued` has only the user's lines, if the stack has any, and
+    the name of the thread that is still there, unless it is the main thread. The exception that a
+    thread handles follows.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
+    stacks = {ident: list(_walk(frame)) for ident, frame in sys._current_frames().items()}
+    handled = _handled()
     lines = []
-    for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main):
-        frames = list(_walk(frame))
+    for ident, frames in sorted(stacks.items(), key=lambda item: item[0] != main):
         if ident == main or any(map(_is_users, frames)):
-            lines.append(f"{names.get(ident, 'a thread')}: {_tell(frames)}")
+            line = f"{names.get(ident, 'a thread')}: {_tell(frames)}"
+            lines.append(line + _and_handles(handled.get(ident)))
     if len(lines) > _THREADS:
         lines[_THREADS:] = [f"and {len(lines) - _THREADS} more threads"]
-    places = [_tell([frame for frame in stack if _is_users(frame)] or stack) for stack in issued]
+    places = []
+    for stack in issued:
+        place = _tell([frame for frame in stack if _is_users(frame)] or _outside_of_c10d(stack))
+        within = [ident for ident, frames in stacks.items() if stack and _is_part(stack, frames)]
+        if len(within) == 1:
+            name = names.get(within[0])
+            place += f" (in thread {name})" if name and within[0] != main else ""
+            place += _and_handles(handled.get(within[0]))
+        places.append(place)
     return "\n".join(lines), places
 
 
@@ -70,7 +90,62 @@ def place(frame: FrameType | None) -> str:
     outside = [each for each in frames if not _is_between(each[0])] or frames[-1:]
     users = [each for each in outside if _is_users(each)]
     chosen = [outside[0], *(each for each in users[:1] if each != outside[0])]
-    return " <- ".join(f"{_short(file)}:{line} in {name}" for file, line, name in chosen)
+    return " <- ".join(f"{line_name(file, line)} in {name}" for file, line, name in chosen)
+
+
+def line_name(file: str, line: int) -> str:
+    """Returns a line's name for people: a path and the line, or a notebook's cell."""
+    shell = sys.modules.get("IPython")
+    try:
+        cell = shell.get_ipython().compile._filename_map.get(file) if shell else None
+    except AttributeError:
+        cell = None
+    return f"{_short(file)}:{line}" if cell is None else f"Cell In[{cell}], line {line}"
+
+
+def _handled() -> dict[int, BaseException]:
+    """Returns the exception that each thread handles: in an `except`, a `finally` or an exit."""
+    found = {}
+    for ident, told in sys._current_exceptions().items():
+        error = told[1] if isinstance(told, tuple) else told  # a tuple in Python 3.11
+        if isinstance(error, BaseException):
+            found[ident] = error
+    return found
+
+
+def _and_handles(error: BaseException | None) -> str:
+    """Names an exception and where it was raised, without running code of its class."""
+    if error is None:
+        return ""
+    kind = type(error)
+    text = kind.__name__
+    plain = all(type(each) in (str, int, float, bool, type(None)) for each in error.args)
+    if plain and isinstance(kind.__str__, WrapperDescriptorType):
+        message = " ".join(str(error).split())
+        if len(message) > _MESSAGE:
+            message = message[: _MESSAGE - 3] + "..."
+        text += f": {message}" if message else ""
+    frames = []
+    traced = error.__traceback__
+    while traced is not None:
+        code = traced.tb_frame.f_code
+        frames.append((code.co_filename, traced.tb_lineno, code.co_name))
+        traced = traced.tb_next
+    raised = next((frame for frame in reversed(frames) if _is_users(frame)), None)
+    if raised is not None:
+        text += f", raised at {line_name(raised[0], raised[1])} in {raised[2]}"
+    return f"; handles {text}"
+
+
+def _is_part(stack: list[Frame], frames: list[Frame]) -> bool:
+    """Returns whether a thread with `frames` is still in the innermost call of `stack`."""
+    return len(frames) >= len(stack) and frames[len(frames) - len(stack) :] == stack
+
+
+def _outside_of_c10d(stack: list[Frame]) -> list[Frame]:
+    """Returns the library's frames that say what an operation was for."""
+    left = [frame for frame in stack if not frame[0].startswith((*_C10D, *_STANDARD))]
+    return [*left[:2], *left[2:][-1:]] or stack
 
 
 def _walk(frame: FrameType | None) -> Iterable[Frame]:
@@ -92,9 +167,13 @@ def _is_users(frame: Frame) -> bool:
 
 def _tell(frames: list[Frame]) -> str:
     chosen = [frame for frame in frames if _is_users(frame)]
-    if frames and frames[0] not in chosen:
+    if not chosen:
+        chosen = frames
+    elif frames[0] not in chosen:
         chosen.insert(0, frames[0])  # the innermost frame, of the library that the user called
-    return " <- ".join(f"{_short(file)}:{line} in {name}" for file, line, name in chosen[:_FRAMES])
+    return " <- ".join(
+        f"{line_name(file, line)} in {name}" for file, line, name in chosen[:_FRAMES]
+    )
 
 
 def _short(file: str) -> str:

@@ -1,0 +1,124 @@
+"""Places in verdicts: the thread, the exception that it handles, and the line of the caller."""
+
+import inspect
+import sys
+import threading
+import types
+
+import torch
+
+from torchcomms_pg import python_stacks
+
+LIMIT = 60  # seconds
+
+
+def load():
+    raise ValueError("sample 17\nis broken")
+
+
+def line_of(function):
+    return inspect.getsourcelines(function)[1]
+
+
+def test_the_exception_that_a_thread_handles_is_named_with_the_line_that_raised_it():
+    told = []
+    try:
+        try:
+            load()
+        finally:
+            told.append(python_stacks.describe([])[0].splitlines()[0])
+    except ValueError:
+        told.append(python_stacks.describe([])[0].splitlines()[0])
+    wanted = f"test_places.py:{line_of(load) + 1} in load"
+    for line in told:
+        place, _, handles = line.partition("; handles ")
+        assert place.startswith("MainThread: ") and "test_places.py" in place
+        assert handles.startswith("ValueError: sample 17 is broken, raised at ")
+        assert handles.endswith(wanted)
+    assert "; handles" not in python_stacks.describe([])[0]
+
+
+def test_no_code_of_an_exception_runs():
+    class Strange(Exception):
+        def __str__(self):
+            raise AssertionError("it runs")
+
+    try:
+        raise Strange("text")
+    except Strange:
+        lines, _ = python_stacks.describe([])
+    assert "; handles Strange, raised at " in lines
+
+
+class Waiting:
+    """A thread that waits, called by save(); and the stack of save(), the innermost frame first."""
+
+    def __init__(self):
+        self.waits, self.goes_on = threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=self.save, name="saver")
+
+    def __enter__(self):
+        self.thread.start()
+        assert self.waits.wait(LIMIT)
+        frame, stack = sys._current_frames()[self.thread.ident], []
+        while frame is not None:
+            stack.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            frame = frame.f_back
+        while stack[0][2] != "save":  # what save() has called may change
+            stack.pop(0)
+        return stack
+
+    def __exit__(self, *_):
+        self.goes_on.set()
+        self.thread.join()
+
+    def save(self):
+        self.wait_here()
+
+    def wait_here(self):
+        self.waits.set()
+        self.goes_on.wait(LIMIT)
+
+
+def test_an_operation_of_another_thread_has_the_threads_name():
+    with Waiting() as stack:
+        _, places = python_stacks.describe([stack])
+    assert "in save" in places[0]
+    assert places[0].endswith(" (in thread saver)")
+
+
+def test_the_main_threads_name_is_left_out():
+    stack = [(frame.filename, frame.lineno, frame.function) for frame in inspect.stack()[1:]]
+    _, places = python_stacks.describe([stack])
+    assert places[0] and "thread" not in places[0]
+
+
+def test_a_stack_without_a_line_of_the_program_tells_what_the_library_does_and_not_c10d():
+    folder = f"{torch.__path__[0]}/distributed"
+    stack = [
+        (f"{folder}/distributed_c10d.py", 4049, "broadcast"),
+        (f"{folder}/c10d_logger.py", 83, "wrapper"),
+        (f"{folder}/checkpoint/utils.py", 136, "gather_object"),
+        (f"{folder}/checkpoint/utils.py", 198, "reduce_scatter"),
+        (f"{folder}/checkpoint/planner.py", 1, "plan"),
+        (f"{folder}/checkpoint/state_dict_saver.py", 2, "save"),
+        (threading.__file__, 982, "run"),
+    ]
+    _, places = python_stacks.describe([stack])
+    assert places[0].split(" <- ") == [
+        "torch/distributed/checkpoint/utils.py:136 in gather_object",
+        "torch/distributed/checkpoint/utils.py:198 in reduce_scatter",
+        "torch/distributed/checkpoint/state_dict_saver.py:2 in save",
+    ]
+
+
+def test_a_line_of_a_notebook_is_named_by_its_cell(monkeypatch):
+    shell = types.SimpleNamespace(
+        compile=types.SimpleNamespace(_filename_map={"/tmp/ipykernel_7/12.py": 3})
+    )
+    notebook = types.SimpleNamespace(get_ipython=lambda: shell)
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    assert python_stacks.line_name("/tmp/ipykernel_7/12.py", 5) == "Cell In[3], line 5"
+    assert python_stacks.line_name("/tmp/other.py", 5) == "/tmp/other.py:5"
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: None))
+    assert python_stacks.line_name("/tmp/ipykernel_7/12.py", 5) == "/tmp/ipykernel_7/12.py:5"
