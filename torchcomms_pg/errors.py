@@ -49,7 +49,8 @@ class CommError(DistBackendError):
 class SplitError(ValueError, RuntimeError):
     """The ranks of a ``split`` make no communicator.
 
-    ``RuntimeError`` as well, since the torchcomms package raises that, and programs for it catch it.
+    ``RuntimeError`` as well, since the torchcomms package raises that, and programs for it catch
+    it.
     """
 
 

@@ -70,7 +70,8 @@ VARIABLES = (
     Variable(
         "TORCHCOMMS_PG_RAS_ADDR",
         "none",
-        "127.0.0.1:PORT or [::1]:PORT, where processes answer ncclras, NCCL's client, see status.md",
+        "127.0.0.1:PORT or [::1]:PORT, where processes answer ncclras, NCCL's client, see "
+        "status.md",
     ),
     Variable("XDG_RUNTIME_DIR", "none", "folder of a user's session, where the sockets above are"),
     Variable("TORCHELASTIC_RUN_ID", "none", "name of the run in its status, set by torchrun"),
