@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "base/PerProcess.hpp"
+#include "comm/OpenCall.hpp"
 #include "connect/Rendezvous.hpp"
+#include "connect/StoreRendezvous.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
 namespace torchcomms_pg {
@@ -98,8 +100,21 @@ Backend::Backend(CommPtr comm, c10::intrusive_ptr<GroupOptions> options)
 }
 
 void Backend::keep(CommPtr comm) {
-  const auto device = comm->device();
   std::lock_guard lock(communicatorsMutex_);
+  addLocked(std::move(comm));
+}
+
+bool Backend::keepUnlessEnded(const CommPtr& comm, uint64_t before) {
+  std::lock_guard lock(communicatorsMutex_);
+  if (ends_ != before) {
+    return false;
+  }
+  addLocked(comm);
+  return true;
+}
+
+void Backend::addLocked(CommPtr comm) {
+  const auto device = comm->device();
   if (device.is_cpu()) {
     cpu_ = std::move(comm);
   } else if (const auto& pair = comm->pair(); !pair.empty()) {
@@ -297,7 +312,8 @@ Backend::CommPtr Backend::communicator(
   if (auto comm = known()) {
     return comm;
   }
-  std::lock_guard creating(creationMutex_);
+  const auto before = ends();
+  const auto creating = holdCreation(what);
   if (auto comm = known()) {
     return comm;
   }
@@ -312,7 +328,20 @@ Backend::CommPtr Backend::communicator(
       "' was made of serves ",
       communicators().front()->device(),
       "; move the tensor there");
-  return newCommunicator(device, peer);
+  return newCommunicator(device, peer, before);
+}
+
+LongLock::Held Backend::holdCreation(const char* what, bool hurry) {
+  return creation_.hold(
+      [&] {
+        OpenCall::refuseIn(
+            describeGroup(*options_), getRank(), "the first operation on an accelerator", what);
+      },
+      [&] {
+        if (hurry) {
+          noteEnd();
+        }
+      });
 }
 
 Backend::CommPtr Backend::routeMessage(const char* what, const at::Tensor& tensor, int peer) {
@@ -327,8 +356,18 @@ bool Backend::inBatch() {
   return batches_.contains(threadLife());
 }
 
-Backend::CommPtr Backend::newCommunicator(at::Device device, std::optional<int> peer) {
+Backend::CommPtr Backend::newCommunicator(
+    at::Device device, std::optional<int> peer, uint64_t before) {
   auto store = c10::make_intrusive<c10d::PrefixStore>("accelerator", store_);
+  const auto proceed = [&] {
+    if (ends() != before) {
+      failInit(
+          options_->group_name,
+          "the group was ended on rank " + std::to_string(getRank()) +
+              " while its ranks were joining, by the handler of a signal or by another thread",
+          {getRank()});
+    }
+  };
   const RendezvousInfo info{
       .store = store,
       .rank = getRank(),
@@ -337,11 +376,15 @@ Backend::CommPtr Backend::newCommunicator(at::Device device, std::optional<int> 
       .members = members_,
       .timeout = options_->timeout,
       .known = peers_,
-      .peer = peer.value_or(-1)};
+      .peer = peer.value_or(-1),
+      .proceed = proceed};
   auto comm = connect(info, device, options_->accelerator);
   comm->executor().setBlockingWait(options_->blockingWait);
   comm->failureState().setEndsProcess(options_->ends(comm->device()));
-  keep(comm);
+  if (!keepUnlessEnded(comm, before)) {
+    comm->retire("the end of the group");
+    proceed();
+  }
   adopt(*comm);
   std::lock_guard lock(batchMutex_);
   if (batches_.contains(threadLife())) {
@@ -471,7 +514,21 @@ c10d::ErrorType Backend::getError() {
   return c10d::ErrorType::SUCCESS;
 }
 
+void Backend::noteEnd() {
+  if (!process_.isThis()) {
+    return;  // a thread of the parent may have held the lock at the fork
+  }
+  std::lock_guard lock(communicatorsMutex_);
+  ++ends_;
+}
+
+uint64_t Backend::ends() const {
+  std::lock_guard lock(communicatorsMutex_);
+  return ends_;
+}
+
 void Backend::abort() {
+  noteEnd();
   const auto all = communicators();
   for (const auto& comm : all) {
     comm->failureState().failBy("abort()");
@@ -487,6 +544,7 @@ void Backend::shutdown() {
     return;
   }
   closed_ = true;
+  noteEnd();
   std::exception_ptr first;
   forgetPeers();
   for (const auto& comm : communicators()) {

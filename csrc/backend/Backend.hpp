@@ -16,6 +16,7 @@
 #include "base/ByThread.hpp"
 #include "base/TorchCompat.hpp"
 #include "comm/Communicator.hpp"
+#include "comm/LongLock.hpp"
 #include "comm/OwnProcess.hpp"
 #include "recorder/DumpPipe.hpp"
 
@@ -217,6 +218,16 @@ class Backend final : public latest::Backend {
   bool inBatch();
   // Adds a communicator to those that route() and communicator() find.
   void keep(CommPtr comm);
+  // Does so unless the group has been ended since ends() was `before`. Returns whether it did.
+  bool keepUnlessEnded(const CommPtr& comm, uint64_t before);
+  void addLocked(CommPtr comm);  // call with communicatorsMutex_ held
+  // Fails a rendezvous for a device that is under way.
+  void noteEnd();
+  uint64_t ends() const;
+  // Takes creation_. Raises RuntimeError if a signal handler calls `what` in the middle of the
+  // first operation on an accelerator. `hurry`: fails the rendezvous of another thread that holds
+  // the lock.
+  LongLock::Held holdCreation(const char* what, bool hurry = false);
   // Returns all existing communicators, including the pairs' communicators. Empty in a forked
   // child.
   std::vector<CommPtr> communicators() const;
@@ -230,7 +241,8 @@ class Backend final : public latest::Backend {
   CommPtr barrierCommunicator(const c10d::BarrierOptions& opts);
   // Returns the accelerators' communicators. Raises if none exists.
   std::vector<CommPtr> accelerators(const char* what) const;
-  CommPtr newCommunicator(at::Device device, std::optional<int> peer);
+  // Raises CommError if the group has been ended since ends() was `before`.
+  CommPtr newCommunicator(at::Device device, std::optional<int> peer, uint64_t before);
   void installHooks(Communicator& comm);
   // Applies the group's hooks and settings to a new communicator. Call it after keep(), so that
   // later changes also reach the communicator.
@@ -280,13 +292,14 @@ class Backend final : public latest::Backend {
   // Store of the rendezvous. Null if the communicators came from a TorchComm, or from shrinking
   // such a group; this group then makes no further communicators.
   const c10::intrusive_ptr<c10d::Store> store_;
-  std::string members_;       // key of the ranks in the store; also set by reconfigure()
-  std::vector<Peer> peers_;   // ranks' processes; empty if the constructor did not join them
-  std::mutex creationMutex_;  // held during a rendezvous for a device
-  mutable std::mutex communicatorsMutex_;  // guards the three members below
+  std::string members_;      // key of the ranks in the store; also set by reconfigure()
+  std::vector<Peer> peers_;  // ranks' processes; empty if the constructor did not join them
+  LongLock creation_;        // held during a rendezvous for a device
+  mutable std::mutex communicatorsMutex_;  // guards the four members below
   CommPtr cpu_;                            // replaced by reconfigure()
   std::vector<CommPtr> accelerators_;      // in the order of creation, the same on all ranks
   std::map<std::pair<at::DeviceIndex, int>, CommPtr> pairs_;  // by device and peer
+  uint64_t ends_ = 0;  // number of calls of abort(), shutdown() and reconfigure()
   std::atomic<bool> closed_{false};
   std::atomic<bool> timing_{false};
   std::mutex batchMutex_;
@@ -310,8 +323,8 @@ class Backend final : public latest::Backend {
   bool nanCheck_ = false;
   std::vector<std::pair<std::weak_ptr<Hooks>, Hooks::Id>> nanChecks_;
   std::map<int64_t, Shared<latest::AbortHook>> abortHooks_;
-  std::mutex reconfigureMutex_;  // held during reconfigure()
-  std::set<int64_t> uuids_;      // uuids of all calls of reconfigure()
+  LongLock reconfiguration_;  // held during reconfigure()
+  std::set<int64_t> uuids_;   // uuids of all calls of reconfigure()
   const std::string handle_ = newHandle(getRank());
   static std::string newHandle(int rank);
   std::map<int64_t, Shared<latest::CompletionHook>> hooksOfCompletion_;

@@ -7,6 +7,7 @@
 #include "backend/Backend.hpp"
 #include "base/TextStreams.hpp"
 #include "comm/CommError.hpp"
+#include "comm/OpenCall.hpp"
 
 namespace torchcomms_pg {
 
@@ -126,7 +127,11 @@ Backend::WorkPtr Backend::reconfigure(const latest::ReconfigureOptions& opts) {
       own,
       "' is not among handles; only members of the new group call it");
 
-  std::lock_guard lock(reconfigureMutex_);
+  const auto reconfiguring = reconfiguration_.hold(
+      [&] {
+        OpenCall::refuseIn(describeGroup(*options_), getRank(), "reconfigure", "reconfigure");
+      },
+      [] {});
   TORCH_CHECK_VALUE(
       uuids_.insert(opts.uuid).second,
       "reconfigure: uuid ",
@@ -157,7 +162,7 @@ Backend::WorkPtr Backend::reconfigure(const latest::ReconfigureOptions& opts) {
     fresh->inheritFrom(*old);
   }
   fresh->failureState().setEndsProcess(options_->ends(fresh->device()));
-  std::lock_guard creating(creationMutex_);
+  const auto creating = holdCreation("reconfigure", /*hurry=*/true);
   forgetPeers();
   const auto retired = communicators();
   {

@@ -127,6 +127,10 @@ bool Communicator::initialized(const Operation& op) {
 }
 
 void Communicator::awaitInitialization(const Operation& op) {
+  if (initialized(op)) {
+    return;
+  }
+  const OpenCall open(*this, &op);
   for (auto next = Clock::now() + kInterruptInterval; !initialized(op);) {
     std::this_thread::sleep_for(kJoinPoll);
     if (Clock::now() >= next) {
@@ -143,7 +147,6 @@ void Communicator::awaitRanks(Milliseconds timeout) {
   auto op = initialization();
   op.issued = Clock::now();
   op.timeout = timeout;
-  const OpenCall open(*this, &op);
   const auto entry = inFlight_.add(op);
   const auto removal = c10::make_scope_exit([&] { inFlight_.remove(entry); });
   awaitInitialization(op);

@@ -45,15 +45,22 @@ OpenCall* OpenCall::around(const Communicator& comm) {
 
 void OpenCall::refuse(const Communicator& comm, const char* what) {
   const auto* const call = handledCall == nullptr ? nullptr : around(comm);
+  if (call != nullptr) {
+    const auto name = call->op_ == nullptr ? "the end of the group" : describe(*call->op_);
+    refuseIn(comm.group(), comm.rank(), name, what);
+  }
+}
+
+void OpenCall::refuseIn(const Group& group, int rank, const std::string& call, const char* what) {
   TORCH_CHECK(
-      call == nullptr,
+      false,
       what,
       " of group '",
-      comm.group().name,
+      group.name,
       "' on rank ",
-      comm.group().numberOf(comm.rank()),
+      group.numberOf(rank),
       ": called by the handler of a signal in the middle of ",
-      call->op_ == nullptr ? "the end of the group" : describe(*call->op_),
+      call,
       " of that group, behind which it would wait for ever. A handler can end the group "
       "(destroy_process_group, finalize, abort), raise, use another group, or note the signal for "
       "the program to act on afterwards");

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <functional>
+#include <string>
 #include <utility>
 #include <vector>
 
 namespace torchcomms_pg {
 
 class Communicator;
+struct Group;
 struct Operation;
 
 // An unfinished call of this thread in a communicator, which may wait for other ranks. Python may
@@ -40,6 +42,10 @@ class OpenCall {
   // Raises RuntimeError if a handler runs in the middle of a call in `comm`. `what`: the function
   // that the handler calls.
   static void refuse(const Communicator& comm, const char* what);
+
+  // Raises the error of refuse(). `call`: the call of the group in whose middle the handler runs.
+  [[noreturn]] static void refuseIn(
+      const Group& group, int rank, const std::string& call, const char* what);
 
   // Calls `body` when this call has been left, after bodies that were added before. Drops the
   // exceptions of `body`, since the call itself raises the communicator's failure.

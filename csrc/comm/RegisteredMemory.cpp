@@ -1,9 +1,11 @@
 #include "comm/RegisteredMemory.hpp"
 
 #include <c10/core/DeviceGuard.h>
+#include <c10/util/ScopeExit.h>
 
 #include <utility>
 
+#include "comm/OpenCall.hpp"
 #include "device/AcceleratorDevice.hpp"
 
 namespace torchcomms_pg::ops {
@@ -21,7 +23,8 @@ void need(const Communicator& comm, Feature feature, const char* what) {
       "; python -m torchcomms_pg.nccl tells which one is loaded");
 }
 
-// Calls a function of the library that is not launched into a stream, but has a deadline.
+// Calls a function of the library that is not launched into a stream, but has a deadline. May wait
+// for other ranks.
 void manage(
     Communicator& comm, OpKind kind, const std::function<ncclResult_t(ncclComm_t comm)>& body) {
   TORCH_CHECK(
@@ -33,22 +36,16 @@ void manage(
   op.kind = kind;
   op.issued = Clock::now();
   op.timeout = comm.timeout();
+  const OpenCall open(comm, &op);  // left after the operation: a handler may have ended the group
   const auto entry = comm.inFlight().add(op);
-  std::exception_ptr error;
-  try {
-    comm.awaitInitialization(op);
-    const c10::DeviceGuard onDevice(comm.device());
-    const auto order = comm.library().holdOrder();
-    const auto result = body(comm.usable());
-    if (result != ncclSuccess) {
-      error = comm.failureState().error(op, result);
-    }
-  } catch (...) {
-    error = std::current_exception();
-  }
-  comm.inFlight().remove(entry);  // without end(): `op` has no number in the group
-  if (error) {
-    std::rethrow_exception(error);
+  // Without end(): `op` has no number in the group.
+  const auto removal = c10::make_scope_exit([&] { comm.inFlight().remove(entry); });
+  comm.awaitInitialization(op);
+  const c10::DeviceGuard onDevice(comm.device());
+  const auto order = comm.library().holdOrder();
+  const auto result = body(comm.usable());
+  if (result != ncclSuccess) {
+    std::rethrow_exception(comm.failureState().error(op, result));
   }
 }
 
@@ -60,6 +57,7 @@ void registerMemory(
     const std::vector<PoolSegment>& segments,
     bool symmetric) {
   const char* const what = name(OpKind::registerMemory);
+  OpenCall::refuse(comm, what);
   need(comm, symmetric ? Feature::windowRegistration : Feature::registration, what);
   comm.library().refuseSuspended(comm.group().name);
   manage(comm, OpKind::registerMemory, [&](ncclComm_t handle) {
@@ -74,6 +72,7 @@ void registerMemory(
 }
 
 bool deregisterMemory(Communicator& comm, Registrations::Pool pool) {
+  OpenCall::refuse(comm, "deregister_mem_pool");
   const auto order = comm.library().holdOrder();
   const auto result = comm.library().registrations().remove(pool);
   TORCH_CHECK(
@@ -86,6 +85,7 @@ bool deregisterMemory(Communicator& comm, Registrations::Pool pool) {
 }
 
 void suspend(Communicator& comm) {
+  OpenCall::refuse(comm, name(OpKind::suspend));
   need(comm, Feature::suspend, "suspend");
   TORCH_CHECK(
       comm.library().setSuspended(true),
@@ -104,6 +104,7 @@ void suspend(Communicator& comm) {
 }
 
 void resume(Communicator& comm) {
+  OpenCall::refuse(comm, name(OpKind::resume));
   need(comm, Feature::resume, "resume");
   TORCH_CHECK(
       comm.library().suspended(),
@@ -115,6 +116,7 @@ void resume(Communicator& comm) {
 }
 
 std::unordered_map<std::string, uint64_t> memoryStats(Communicator& comm) {
+  OpenCall::refuse(comm, "memory_stats");
   need(comm, Feature::memoryStats, "memory_stats");
   static constexpr std::pair<const char*, ncclCommMemStat_t> kStats[] = {
       {"suspend", ncclStatGpuMemSuspend},

@@ -28,6 +28,7 @@ class Communicator;
 // empty. Only texts use these numbers.
 // `peer`: the other rank of a message, or -1 if all ranks are needed. If two ranks name each other,
 // and the rest does not arrive soon, the two connect alone.
+// `proceed`: raises if this rank is no longer to join; called while it waits. May be null.
 struct RendezvousInfo {
   c10::intrusive_ptr<c10d::Store> store;
   int rank;
@@ -38,6 +39,7 @@ struct RendezvousInfo {
   std::vector<Peer> known = {};
   std::vector<int> numbers = {};
   int peer = -1;
+  std::function<void()> proceed = nullptr;
 
   // Return the names of ranks for texts.
   std::string nameOf(int rank) const { return namesOf({rank}); }

@@ -329,6 +329,9 @@ void StoreRendezvous::look() {
   if (host::interrupted()) {
     std::rethrow_exception(host::takeInterrupt());
   }
+  if (info_.proceed) {
+    info_.proceed();
+  }
   // Rank 0 reads the values of all ranks. The other ranks read rank 0's value, and learn of all
   // ranks from its answer.
   for (int peer = 0; peer < (info_.rank == 0 ? info_.size : 1); ++peer) {

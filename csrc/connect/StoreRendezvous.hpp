@@ -98,8 +98,8 @@ class StoreRendezvous {
   // If another rank has written that it cannot join, raises the reason of that rank.
   void checkRefused();
 
-  // Raises if a rank has died or cannot join, or if a signal handler has raised. Each rank checks
-  // the known processes of its host. If one has died, tells the ranks of all hosts.
+  // Raises if a rank has died or cannot join, if a signal handler has raised, or if this rank is no
+  // longer to join. Each rank checks the known processes of its host. If one has died, tells the ranks of all hosts.
   void look();
 
  private:

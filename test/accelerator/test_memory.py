@@ -56,14 +56,15 @@ class Pool:
 library = None
 
 
-def over_fake(port, prefix, world, timeout):
+def over_fake(port, prefix, world, timeout, joins=True):
     global library
     simulated.install()
     library = Library(tempfile.mkdtemp(dir=fake_nccl.FOLDER), 23007, "MEMORY")
     serve_host_device("sim", library.path)
     init_default_group(port, prefix, 0, 1, timeout)
-    torchcomms_pg.get_comm(device=DEVICE).get_nccl_comm_ptr()  # when the library has made it
-    library.latest()
+    if joins:
+        torchcomms_pg.get_comm(device=DEVICE).get_nccl_comm_ptr()  # when the library has made it
+        library.latest()
 
 
 def over_shared_memory(port, prefix, world, timeout):

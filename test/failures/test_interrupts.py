@@ -43,9 +43,9 @@ def interrupt():
     raise KeyboardInterrupt
 
 
-def run_with_signals(function, *args):
-    """The values of both ranks; rank 0, once it has reported, gets signals until it is done."""
-    with Ranks(2, timeout=1800) as ranks:
+def run_with_signals(function, *args, world=2, **kwargs):
+    """The values of all ranks; rank 0, once it has reported, gets signals until it is done."""
+    with Ranks(world, timeout=1800, **kwargs) as ranks:
         ranks.start(function, *args)
         pid = ranks.wait_report(0)
         begun = time.monotonic()
