@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <exception>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -40,6 +41,11 @@ constexpr milliseconds kLeaving{100};
 // process serves the store for all hosts.
 constexpr milliseconds kPoll{10};
 constexpr std::chrono::microseconds kPollOfHost{200};
+
+// A host whose latest answer is to a question more than kMisses ago has probably ended, such as a
+// container of an elastic job. Only kGrace is spent on waiting for such a host.
+constexpr int64_t kMisses{3};
+constexpr milliseconds kGrace{2 * kStoreLook};
 
 // Keys in the store. A host's answer replaces its previous one, so that the store does not grow.
 constexpr const char* kAsked = "torchcomms_pg/status/asked";
@@ -180,8 +186,8 @@ struct Hosts::State {
     }
   }
 
-  // Asks the other hosts, and publishes their answers until all have arrived, `until` has passed,
-  // or the question is closed.
+  // Asks the other hosts, and publishes their answers until all have arrived that probably will,
+  // `until` has passed, or the question is closed.
   void collect(uint64_t question, Clock::time_point until) {
     const auto board = makeBoard();
     const auto number = board->add(kAsked, 1);
@@ -192,14 +198,24 @@ struct Hosts::State {
       found.unreached.push_back({place, "has not answered in time"});
     }
     publish(question, found, places.empty());
-    while (!places.empty() && Clock::now() < until &&
-           staysOpen(question, kPoll + places.size() * kPollOfHost)) {
+    const auto begun = Clock::now();
+    std::set<std::string> quiet;  // hosts that have not answered the latest questions either
+    const auto due = [&] {
+      const auto now = Clock::now();
+      return now < until &&
+             (places.size() > quiet.size() || (!places.empty() && now - begun < kGrace));
+    };
+    while (due() && staysOpen(question, kPoll + places.size() * kPollOfHost)) {
       for (const auto& place : std::vector(places)) {
         const auto text = board->get(keyOfAnswer(place));
         const auto [to, body] = split(text.value_or(""));
         if (to < number) {
+          if (number - to > kMisses) {
+            quiet.insert(place);
+          }
           continue;
         }
+        quiet.erase(place);
         std::erase(places, place);
         const auto entry = std::ranges::find(found.unreached, place, &UnreachedHost::host);
         if (auto host = decodeHost(body)) {
@@ -210,6 +226,14 @@ struct Hosts::State {
         }
         publish(question, found, places.empty());
       }
+    }
+    if (!places.empty() && places.size() == quiet.size()) {
+      for (auto& host : found.unreached) {
+        if (quiet.contains(host.host)) {
+          host.why += ", nor the questions before; it may have ended";
+        }
+      }
+      publish(question, found, true);
     }
   }
 

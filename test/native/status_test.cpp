@@ -10,12 +10,18 @@
 #include <cstdlib>
 #include <ctime>
 #include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "Check.hpp"
 #include "Jobs.hpp"
+#include "status/Hosts.hpp"
 #include "status/JobReport.hpp"
 #include "status/LocalProcesses.hpp"
 #include "status/StatusServer.hpp"
@@ -249,4 +255,79 @@ TEST(aFolderOfAnyDepthIsGoodForASocket) {
   CHECK(kill(process, SIGKILL) == 0);
   CHECK(waitpid(process, nullptr, 0) == process);
   std::filesystem::remove_all(base);
+}
+
+namespace {
+
+// A store in memory for several hosts.
+struct Memory {
+  std::mutex mutex;
+  std::map<std::string, std::string> values;
+};
+class MemoryBoard : public SharedBoard {
+ public:
+  explicit MemoryBoard(Memory& memory) : memory_(memory) {}
+  void set(const std::string& key, const std::string& value) override {
+    const std::lock_guard lock(memory_.mutex);
+    memory_.values[key] = value;
+  }
+  std::optional<std::string> get(const std::string& key) override {
+    const std::lock_guard lock(memory_.mutex);
+    const auto found = memory_.values.find(key);
+    return found == memory_.values.end() ? std::nullopt : std::optional(found->second);
+  }
+  bool claim(const std::string& key, const std::string& value) override {
+    const std::lock_guard lock(memory_.mutex);
+    return memory_.values.emplace(key, value).second;
+  }
+  int64_t add(const std::string& key, int64_t value) override {
+    const std::lock_guard lock(memory_.mutex);
+    auto& text = memory_.values[key];
+    const auto sum = (text.empty() ? 0 : std::stoll(text)) + value;
+    text = std::to_string(sum);
+    return sum;
+  }
+
+ private:
+  Memory& memory_;
+};
+
+}  // namespace
+
+TEST(hostsThatHaveEndedHoldUpOnlyTheFirstQuestions) {
+  const auto folder = makeFolder();
+  StatusServer::setFolder(folder);
+  static Memory memory;  // the threads of Hosts may outlive the test
+  constexpr int kEnded = 20;
+  MemoryBoard board(memory);
+  for (int host = 1; host <= kEnded; ++host) {
+    board.add("torchcomms_pg/status/hosts", 1);
+    board.set(
+        "torchcomms_pg/status/host/" + std::to_string(host), "container" + std::to_string(host));
+  }
+  Hosts hosts("store", [] { return std::make_unique<MemoryBoard>(memory); });
+  const auto ask = [&] {
+    const auto begun = std::chrono::steady_clock::now();
+    const auto until = begun + std::chrono::seconds(20);
+    hosts.ask(until);
+    const auto told = hosts.take(until, [](const HostStatus&) { return false; });
+    CHECK_EQUAL(told.unreached.size(), size_t{kEnded});
+    return std::make_pair(std::chrono::steady_clock::now() - begun, told.unreached.front().why);
+  };
+  // The store has had three questions that none of these hosts has answered.
+  board.add("torchcomms_pg/status/asked", 3);
+  const auto [took, why] = ask();
+  CHECK(took < std::chrono::seconds(10));
+  CHECK(why.find("has not answered in time, nor the questions before") == 0);
+  // A host that answers again is waited for, and told.
+  const auto number = std::stoll(*board.get("torchcomms_pg/status/asked")) + 1;
+  board.set(
+      "torchcomms_pg/status/answer/container1",
+      std::to_string(number) + " " + encode(HostStatus()));
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  hosts.ask(until);
+  const auto told = hosts.take(until, [](const HostStatus&) { return false; });
+  CHECK_EQUAL(told.hosts.size(), size_t{1});
+  CHECK_EQUAL(told.unreached.size(), size_t{kEnded - 1});
+  std::filesystem::remove_all(folder);
 }
