@@ -1,0 +1,111 @@
+"""Where ranks have parted: the decision that has sent them to different operations."""
+
+import pathlib
+import sys
+
+import pytest
+
+from harness import lockstep
+from torchcomms_pg.parting import branches, inquiry, positions
+
+FOLDER = pathlib.Path(__file__).parent / "partings"
+MARKS = ("  # parted", "  # perhaps")  # the line, or one of several that the positions allow
+PROGRAMS = sorted(FOLDER.glob("*.py"))
+
+
+def opaque(file):
+    return not file.startswith(str(FOLDER))
+
+
+def reports(group):
+    frames = sys._current_frames()
+    told = []
+    for rank, calls in enumerate(group.calls):
+        operations = [
+            positions.Operation("0", number, name, thread, positions.stack_of(stack))
+            for number, (name, _, thread, stack, _) in enumerate(calls, 1)
+        ]
+        threads = {each.thread for each in operations} | {group.threads[rank]}
+        told.append(positions.Report(rank, operations, inquiry.now_of(frames, threads)))
+    return [positions.read(positions.write(report)) for report in told]
+
+
+def part(group):
+    """Where the ranks parted, and its text, as a rank that waits asks."""
+    told = reports(group)
+    counts = [len(calls) for calls in group.calls]
+    number = group.done + 1
+    waiting = [rank for rank, count in enumerate(counts) if count >= number]
+    missing = [rank for rank, count in enumerate(counts) if count < number]
+    if missing:
+        pair = (waiting[0], missing[0])
+    else:
+        what = [group.calls[rank][number - 1][:2] for rank in waiting]
+        other = [rank for rank in waiting if what[rank] != what[0]]
+        pair = (0, other[0])
+    sides = [inquiry.Side(told[rank], f"rank {rank}", f"rank {rank}") for rank in pair]
+    asked = inquiry.Inquiry(*sides, "0", number, lockstep.__file__.__eq__, opaque)
+    frames = sys._current_frames()
+    found = asked.conclude(tuple(inquiry.answer(each, frames) for each in asked.questions()))
+    return found and (found, found.text(lambda file, line: f"{pathlib.Path(file).name}:{line}"))
+
+
+def marked(path):
+    """The lines of the program with a comment that names them as right."""
+    lines = path.read_text().splitlines()
+    return [number for number, line in enumerate(lines, 1) if line.endswith(MARKS)]
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+def test_the_ranks_parted_at_the_marked_line_or_nothing_is_said(path):
+    found = lockstep.run(path, part)
+    right = marked(path)
+    print(found and found[1])
+    if not right:
+        assert found is None
+        return
+    assert found is not None, "nothing is said"
+    assert sorted(place.line for place in found[0].places) == right, found[1]
+
+
+LONG_AGO = """
+def valid_loss(at, valid):
+    if not valid:  # parted
+        return
+    at.all_reduce(at.ones(1))
+
+
+def main(at):
+    for step in range(620):
+        if at.rank == 0 and step % 3 == 0:
+            pass
+        if step == 100 + at.rank:
+            at.noted = step
+        valid_loss(at, valid=not (at.rank == 1 and step == 200))
+        at.all_reduce(at.ones(1))
+    at.barrier()
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring is of Python 3.12")
+def test_a_branch_that_went_against_its_habit_is_named_a_thousand_operations_later(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(LONG_AGO)
+    recorder = branches.Recorder(str(path).__eq__)
+    assert recorder.start()
+    try:
+
+        def difference(group):
+            told = []
+            for calls in group.calls:
+                times = [(call[-1], number) for number, call in enumerate(calls, 1)]
+                told.append(branches.write(recorder.intervals(calls[0][2], times)))
+            return branches.first_difference(*map(branches.read, told)), len(group.calls[0])
+
+        found, last = lockstep.run(path, difference)
+    finally:
+        recorder.stop()
+    assert found.number == 401 and last - found.number > 800
+    code = found.branch.code
+    flow = positions.Sources().flow(code)
+    assert [flow.line(found.branch.place)] == marked(path)
