@@ -5,21 +5,10 @@ everything, by one factor. The processes that fork the ranks measure the factor 
 by the time that the import of torch has taken them.
 """
 
-import os
-import time
-
 IMPORT = 8.0  # seconds that the import takes on a slow core with no other work
 MOST = 10.0  # the greatest factor: beyond it a test says little
 
 _pace = 1.0
-
-
-def measure():
-    """Measures and returns the factor, in a process that has done nothing but import torch."""
-    with open("/proc/self/stat") as file:
-        begun = int(file.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-    set_pace((time.clock_gettime(time.CLOCK_BOOTTIME) - begun) / IMPORT)
-    return _pace
 
 
 def set_pace(pace):

@@ -123,7 +123,7 @@ class Calls(Processes):
         deadline = time.monotonic() + self.grown(timeout)
         while not self.reports[rank]:
             if rank in self._done:
-                self.check([self._done[rank]])
+                check([self._done[rank]])
                 raise RanksError(f"rank {rank} returned without the report the test waits for")
             if time.monotonic() > deadline:
                 stacks = self.stacks([rank])[rank]
@@ -134,23 +134,6 @@ class Calls(Processes):
     def tell(self, rank: int, value: Any) -> None:
         """Sends a value to a rank whose function calls `rank.receive`."""
         self.connections[rank].send_bytes(pickle.dumps(value))
-
-    def check(self, outcomes: list[Outcome]) -> None:
-        """Raises an error if a rank has failed.
-
-        Raises:
-            RanksError: what became of each rank that failed, in `outcomes`.
-        """
-        __tracebackhide__ = True
-        bad = [outcome for outcome in outcomes if outcome.failed]
-        if bad:
-            lines = []
-            for outcome in bad:
-                what = next(word for word in ("error", "died", "hung") if getattr(outcome, word))
-                lines.append(f"rank {outcome.rank} {what}: {getattr(outcome, what)}")
-            raise RanksError(
-                f"{len(bad)} of {len(outcomes)} ranks did not succeed\n" + "\n".join(lines)
-            )
 
     def _hang(self, rank: int, stacks: str) -> str:
         where = place(stacks)
@@ -171,6 +154,24 @@ class Calls(Processes):
                 self._done[rank] = Outcome(rank, value=message[1])
             else:
                 self._done[rank] = Outcome(rank, **{message[0]: message[1] or message[0]})
+
+
+def check(outcomes: list[Outcome]) -> None:
+    """Raises an error if a rank has failed.
+
+    Raises:
+        RanksError: what became of each rank that failed, in `outcomes`.
+    """
+    __tracebackhide__ = True
+    bad = [outcome for outcome in outcomes if outcome.failed]
+    if bad:
+        lines = []
+        for outcome in bad:
+            what = next(word for word in ("error", "died", "hung") if getattr(outcome, word))
+            lines.append(f"rank {outcome.rank} {what}: {getattr(outcome, what)}")
+        raise RanksError(
+            f"{len(bad)} of {len(outcomes)} ranks did not succeed\n" + "\n".join(lines)
+        )
 
 
 GRACE = 0.3  # seconds for the other ranks once one has failed
@@ -272,11 +273,11 @@ def run_ranks(
     try:
         ranks.start(call_in_group, setting, *where, args, kwargs)
         outcomes = ranks.wait(limit, grace=GRACE, meeting=timeout + 0.5)
-        ranks.check(outcomes)
+        check(outcomes)
         ranks.start(end_group)
         left = ranks.wait(timeout + 0.5, grace=GRACE)
         ranks.busy = ranks.busy or any(not outcome.ok or outcome.value for outcome in left)
-        ranks.check(left)
+        check(left)
     finally:
         if ranks.busy:
             here.pools.pop(n).close()

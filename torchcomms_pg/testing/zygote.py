@@ -68,6 +68,7 @@ def serve(control: socket.socket, answer: object) -> None:
 
 
 def _fork(control: socket.socket, fds: list[int], function: str, args: tuple[Any, ...]) -> int:
+    assert threads() == 1, "a process that forks ranks must not have threads"
     pid = os.fork()
     if pid == 0:
         control.close()
