@@ -10,6 +10,7 @@ import os
 import tempfile
 
 import torch
+import torch._dynamo  # which DDP imports: once, before the ranks are forked
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
@@ -57,7 +58,7 @@ def check_ddp_step(rank: int) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="torchcomms_pg-smoke-") as folder:
-        mp.spawn(run_rank, args=(folder,), nprocs=RANKS)
+        mp.start_processes(run_rank, args=(folder,), nprocs=RANKS, start_method="fork")
     print(f"torch {torch.__version__}: all-reduce and a DDP step on {RANKS} ranks are right")
 
 
