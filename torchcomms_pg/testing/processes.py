@@ -47,7 +47,7 @@ class Zygote:
         self, modules: Sequence[str] = (), env: dict[str, str] | None = None, path: str = ""
     ) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        variables = dict(os.environ, **dict.fromkeys(_ONE_THREAD, "1"), **(env or {}))
+        variables = {**os.environ, **dict.fromkeys(_ONE_THREAD, "1"), **(env or {})}
         # torch's store looks up the name of every host that connects, and serves no rank meanwhile.
         # A name server that loses the query holds the store up for five seconds.
         variables.setdefault("RES_OPTIONS", "attempts:0")
