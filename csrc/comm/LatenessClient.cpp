@@ -121,7 +121,9 @@ struct LatenessClient::State {
 
   void warn(Clock::time_point now) {
     const auto lateness = judgeLateness(read());
-    judged.store(std::make_shared<const Lateness>(lateness));
+    if (!lateness.ranks.empty()) {  // ranks that end the group have withdrawn their arrivals
+      judged.store(std::make_shared<const Lateness>(lateness));
+    }
     const auto before = std::exchange(late, lateness.late);
     if (!late || late != before || lateness.seconds < kWarnedSeconds || closed ||
         !takesWarning(now)) {
@@ -170,6 +172,9 @@ void LatenessClient::open(
 void LatenessClient::close() {
   noting_.store(false, std::memory_order_release);
   const auto state = state_.exchange({});
+  if (state) {
+    last_.store(state->judged.load());
+  }
   if (!state || !state->process.isThis()) {
     return;  // nothing was opened, or this is a forked child: the connection is its parent's
   }
@@ -225,11 +230,15 @@ void LatenessClient::check(Clock::time_point now) noexcept {
 
 std::shared_ptr<const Lateness> LatenessClient::judged() const {
   const auto state = this->state();
-  return state ? state->judged.load() : nullptr;
+  return state ? state->judged.load() : last_.load();
 }
 
 Lateness LatenessClient::ask(const char* operation) const {
   const auto state = this->state();
+  const auto last = judged();
+  if (!state && last) {
+    return *last;
+  }
   if (!state || !state->process.isThis()) {
     throw std::runtime_error(
         std::string(operation) +
@@ -249,12 +258,13 @@ Lateness LatenessClient::ask(const char* operation) const {
                       "': the store does not answer, by which the ranks tell each other when "
                       "they come to collectives";
   if (answer.wait_for(kPatience) != std::future_status::ready) {
-    throw std::runtime_error(silent);
+    return last ? *last : throw std::runtime_error(silent);
   }
   try {
-    return answer.get();
+    auto found = answer.get();
+    return found.ranks.empty() && last ? *last : found;
   } catch (const std::exception& error) {
-    throw std::runtime_error(silent + ": " + error.what());
+    return last ? *last : throw std::runtime_error(silent + ": " + error.what());
   }
 }
 

@@ -74,12 +74,14 @@ class LatenessClient {
   // not block.
   void check(Clock::time_point now) noexcept;
 
-  // Returns this rank's last judgement, or null. Only rank 0 judges, and only if the warning is on.
+  // Returns this rank's last judgement that has ranks, also after close(), or null. Only rank 0
+  // judges, and only if the warning is on.
   std::shared_ptr<const Lateness> judged() const;
 
-  // Judges by what all ranks have published how late each rank is. The result has no ranks if too
-  // little is known yet. Blocks for kPatience at most. Raises std::runtime_error, with the name
-  // `operation`, if the store does not answer or this group publishes nothing.
+  // Judges by what all ranks have published how late each rank is. If they publish nothing any
+  // more, since they end the group or have lost the store, returns judged(), if any. The result has
+  // no ranks if too little is known yet. Blocks for kPatience at most. Raises std::runtime_error,
+  // with the name `operation`, if the store does not answer or this group publishes nothing.
   Lateness ask(const char* operation) const;
 
  private:
@@ -88,8 +90,9 @@ class LatenessClient {
   std::shared_ptr<State> state() const { return state_.load(); }
 
   std::atomic<bool> noting_{false};
-  std::shared_ptr<ArrivalLog> log_;  // set before `noting_`
-  AtomicShared<State> state_;        // null before open() and after close()
+  std::shared_ptr<ArrivalLog> log_;    // set before `noting_`
+  AtomicShared<State> state_;          // null before open() and after close()
+  AtomicShared<const Lateness> last_;  // the last judgement of a closed group, or null
 };
 
 }  // namespace torchcomms_pg

@@ -320,6 +320,7 @@ void Communicator::end() {
   // Frees everything. Operations are still in flight only if the wait was interrupted or gave up.
   diagnosis_->close();
   lateness_.close();
+  inFlight().totals().keepLateness(lateness_.judged());
   hooks_->drain();
   failureState_.awaitHooks();
   const auto failed = failureState_.get();

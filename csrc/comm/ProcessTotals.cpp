@@ -63,6 +63,9 @@ void addTo(Group& group, const GroupTotals& more, Clock::time_point now) {
     }
   }
   group.failures += more.failures();
+  if (const auto last = more.lateness()) {
+    group.lateness = last->ranks;
+  }
   if (const auto inFlight = more.inFlight()) {
     group.inFlight += inFlight;
     group.oldest = std::max(group.oldest, now - more.oldest());

@@ -226,8 +226,9 @@ def asks_too_much(args, world):
     assert wait_for(lambda: any("late/" in key for key in store.list_keys()), SOON)
     meet(store, "told", world)
     dist.destroy_process_group()
-    with pytest.raises(RuntimeError, match="lateness: nothing is known .* it has ended"):
-        comm.lateness()
+    if rank > 0:  # rank 0 has its last judgement
+        with pytest.raises(RuntimeError, match="lateness: nothing is known .* it has ended"):
+            comm.lateness()
     assert wait_for(lambda: not any("late/" in key for key in store.list_keys()), SOON)
     meet(store, "gone", world)
 
@@ -235,3 +236,41 @@ def asks_too_much(args, world):
 def test_a_group_that_cannot_tell_says_why_and_one_that_has_ended_leaves_no_keys():
     with Ranks(2, init=False) as ranks:
         ranks.run(asks_too_much, ranks.store_args(), 2)
+
+
+def rank_0_asks_last(backend, args, world):
+    """The others end the group, and so withdraw their times, before rank 0 asks."""
+    rank, store = join(backend, args, world)
+    group = dist.group.WORLD
+
+    def metrics():
+        return [each for each in torchcomms_pg._C.process_totals().groups if each.lateness]
+
+    judged = torch.zeros(1)
+    for _ in range(500):  # it is judged every two seconds while there are collectives
+        time.sleep(0.06 if rank == 1 else 0.02)
+        dist.all_reduce(judged.fill_(float(bool(metrics()))))
+        if judged:
+            break
+    assert judged, "rank 0 has not judged"
+    if rank > 0:
+        dist.destroy_process_group()
+        meet(store, "ended", world)
+        meet(store, "asked", world)
+        return
+    meet(store, "ended", world)
+    assert wait_for(lambda: len([key for key in store.list_keys() if "late/" in key]) < 2, SOON)
+    told = torchcomms_pg.lateness()
+    assert [each.rank for each in told] == [*range(world)] and told[1].collectives > 0
+    dist.destroy_process_group()
+    if backend != "gloo":
+        assert torchcomms_pg.lateness(group) == told, "after the group's end"
+    (kept,) = metrics()
+    assert [each.later for each in kept.lateness] == [e.later for e in told]
+    meet(store, "asked", world)
+
+
+@pytest.mark.parametrize("backend", BACKENDS[:1])
+def test_rank_0_keeps_its_last_judgement_to_the_groups_end_and_after(backend):
+    with Ranks(3, init=False) as ranks:
+        ranks.run(rank_0_asks_last, backend, ranks.store_args(), 3)
