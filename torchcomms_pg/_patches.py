@@ -18,6 +18,7 @@ import torch.distributed.nn.functional as dist_nn
 from torch.distributed import ProcessGroup, ReduceOp
 from torch.distributed import distributed_c10d as c10d
 
+from torchcomms_pg import _C
 from torchcomms_pg._C import Backend
 
 CPU = torch.device("cpu")
@@ -54,6 +55,23 @@ def replace(
     patched.replacement = replacement.__code__  # type: ignore[attr-defined]
     for owner in owners:
         setattr(owner, name, kind(patched))
+
+
+def record_batches() -> None:
+    """Has recorders know which messages are of one batch, also where c10d issues each by itself.
+
+    It does so over a backend without coalescing, as groups in place of Gloo's are.
+    """
+
+    def batch_isend_irecv(original: Any, p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
+        former = _C.set_message_batch(True)
+        try:
+            works: list[dist.Work] = original(p2p_op_list)
+        finally:
+            _C.set_message_batch(former)
+        return works
+
+    replace([c10d, dist], "batch_isend_irecv", batch_isend_irecv)
 
 
 def unwrapped(backend: Any) -> Any:

@@ -24,8 +24,9 @@ from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
+from torchcomms_pg import env
 from torchcomms_pg._C import Backend
-from torchcomms_pg._patches import replace, unwrapped
+from torchcomms_pg._patches import record_batches, replace, unwrapped
 from torchcomms_pg.registration import create_backend
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -69,6 +70,7 @@ def install() -> None:
     c10d.ProcessGroupGloo = stand_in  # type: ignore[misc]
     replace([c10d], "_new_process_group_helper", _note_the_group)
     replace([c10d], "_create_process_group_wrapper", _over_gloo_itself)
+    record_batches()
     replace([DistributedDataParallel], "_ddp_init_helper", _not_called_gloo)
     replace([DistributedDataParallel], "_get_ddp_logging_data", _told_as_gloo)
 
@@ -193,8 +195,10 @@ def _announce(group: _Group) -> None:
     if _announced or group.ranks or group.made[0][0].rank() != 0:
         return
     _announced = True
+    run, variable = "torchcomms_pg.run runs the program", "TORCHCOMMS_PG_AS_GLOO is set"
+    why = run if env.as_gloo_by_run() else variable
     print(
-        "torchcomms_pg: groups of the name gloo run over torchcomms, since TORCHCOMMS_PG_AS_GLOO "
-        "is set; without it they run over Gloo",
+        f"torchcomms_pg: groups of the name gloo run over torchcomms, since {why}; without it they "
+        "run over Gloo",
         file=sys.stderr,
     )

@@ -44,7 +44,8 @@ class Check:
     Attributes:
         option: its name, without the dashes.
         prepare: makes the programs that this process starts write files whose paths have a prefix.
-        read: returns the report of the files in a folder and whether it has findings, or None if
+        finding: what it calls a thing that it finds.
+        read: returns the report of the files in a folder and the number of findings, or None if
             the folder has no files.
         nothing: what is printed if there are no files.
         otherwise: what to do without torchrun's store.
@@ -52,31 +53,33 @@ class Check:
 
     option: str
     prepare: Callable[[str], None]
-    read: Callable[[Path], tuple[str, bool] | None]
+    finding: str
+    read: Callable[[Path], tuple[str, int] | None]
     nothing: str
     otherwise: str
 
 
-def _read_dumps(folder: Path) -> tuple[str, bool] | None:
+def _read_dumps(folder: Path) -> tuple[str, int] | None:
     try:
         hazards = nccl_hazards(load(folder, _PREFIX))
     except DumpError:
         return None
-    return str(hazards), bool(hazards.found)
+    return str(hazards), len(hazards.found)
 
 
-def _read_findings(folder: Path) -> tuple[str, bool] | None:
+def _read_findings(folder: Path) -> tuple[str, int] | None:
     files = sorted(folder.glob(f"{_PREFIX}*.json"))
     parts = [check_async.Findings.from_dict(json.loads(file.read_text())) for file in files]
     findings = check_async.merged(parts)
     if not findings.operations:
         return None
-    return str(findings), bool(findings.found)
+    return str(findings), len(findings.found)
 
 
 NCCL = Check(
     "check-nccl",
     env.set_dump_at_exit,
+    "hazard",
     _read_dumps,
     "No operation of a group of gloo or torchcomms was recorded.",
     "TORCHCOMMS_PG_DUMP_AT_EXIT=1 TORCH_FR_DUMP_TEMP_FILE=FOLDER/rank_; then run\n"
@@ -85,6 +88,7 @@ NCCL = Check(
 ASYNC = Check(
     "check-async",
     env.set_check_async,
+    "finding",
     _read_findings,
     "No asynchronous operation on CPU tensors of a process group or TorchComm was issued.",
     "TORCHCOMMS_PG_AS_GLOO=1 TORCHCOMMS_PG_CHECK_ASYNC=FOLDER/rank_; then run\n"
@@ -129,8 +133,18 @@ def _report(check: Check, folder: Path, silent: list[int], code: int) -> int:
         print(check.nothing, flush=True)
         return code or 2
     text, found = result
-    print(text, flush=True)
-    return code or int(found)
+    print(text, end="\n\n")
+    print(_end(check.finding, found, code), flush=True)
+    return code or int(found > 0)
+
+
+def _end(finding: str, found: int, code: int) -> str:
+    """Returns the last line: how many findings there are, and the code of this process."""
+    line = f"{found or 'no'} {finding}{'' if found == 1 else 's'}: exit code "
+    line += f"{code}, the program's own" if code else str(int(found > 0))
+    if (code or found) and env.torchrun_store() is not None:
+        line += " (torchrun prints a ChildFailedError for it below)"
+    return line
 
 
 class _Child:

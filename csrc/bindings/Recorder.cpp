@@ -5,6 +5,7 @@
 #include <string>
 
 #include "bindings/Bindings.hpp"
+#include "recorder/MessageBatch.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
 namespace torchcomms_pg {
@@ -66,6 +67,7 @@ void bindRecorder(py::module_& module) {
          std::string pipe) {
         FlightRecorder::What what;
         what.stacks = stacks;
+        what.threads = true;
         what.completed = completed;
         process_recorder::configure(
             maxEntries, cppStacks, {std::move(prefix), onFailure, patience, what, std::move(pipe)});
@@ -80,6 +82,7 @@ void bindRecorder(py::module_& module) {
       py::arg("completed"),
       py::arg("pipe"));
   module.def("process_recorder", &process_recorder::get);
+  module.def("set_message_batch", &MessageBatch::set, py::arg("open"));
 
   py::class_<Comm> comm(module.attr("Communicator"));
   comm.def(

@@ -6,6 +6,7 @@
 #include "comm/Communicator.hpp"
 #include "comm/DiagnosisClient.hpp"
 #include "nccl/Library.hpp"
+#include "recorder/MessageBatch.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
 namespace torchcomms_pg {
@@ -43,8 +44,8 @@ bool RecorderSet::add(std::shared_ptr<FlightRecorder> recorder) {
     return false;
   }
   const auto& known = comm_.group();
-  auto* const group =
-      recorder->addGroup(known.name, known.description, comm_.globalRanks(), comm_.rank());
+  auto* const group = recorder->addGroup(
+      known.name, known.description, known.backend, comm_.globalRanks(), comm_.rank());
   recorder->setLibraryVersion(versionText(comm_.libraryVersion()));
   all->push_back({std::move(recorder), group});
   recorders_.store(std::shared_ptr<const std::vector<RecorderGroup>>(std::move(all)));
@@ -94,7 +95,7 @@ void RecorderSet::record(PreparedOp& call) {
          .direction = sends ? OpRecord::Direction::send : OpRecord::Direction::receive,
          .peer = message.op.peer,
          .started = started,
-         .details = {.tag = message.op.tag, .batch = batched ? op.seq : 0}});
+         .details = {.tag = message.op.tag, .batch = batched ? op.seq : MessageBatch::first(seq)}});
   };
   if (call.isMessage()) {
     addMessage(call, op.seq);

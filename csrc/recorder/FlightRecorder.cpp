@@ -8,6 +8,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "base/TorchCompat.hpp"
 #include "device/EventPoller.hpp"
 #include "monitor/Compiling.hpp"
+#include "monitor/PythonStackDump.hpp"
 
 #include <torch/csrc/distributed/c10d/FlightRecorderDetail.hpp>
 
@@ -39,6 +41,8 @@ constexpr std::chrono::milliseconds kDriverPatience{500};
 constexpr const char* kCompiling = "compiling";
 constexpr const char* kDetails = "details";
 constexpr const char* kCaptured = "captured";
+constexpr const char* kDumped = "dumped";    // time of the dump, in ns since 1970
+constexpr const char* kThreads = "threads";  // where Python's threads are, a text for each
 
 using Name = std::tuple<std::string, std::string>;
 using Direction = OpRecord::Direction;
@@ -59,6 +63,7 @@ using PairKey = std::pair<std::string, int>;
 struct FlightRecorder::Group {
   size_t id = 0;
   Name name;
+  std::string backend;
   std::vector<uint64_t> ranks;
   int rank = 0;
   size_t issued = 0;
@@ -214,6 +219,9 @@ struct FlightRecorder::State {
     if (!record.tensors.empty()) {
       told.emplace_back("device", c10::DeviceTypeName(record.device, /*lower_case=*/true));
     }
+    if (!slot.group->backend.empty()) {
+      told.emplace_back("backend", slot.group->backend);
+    }
     if (record.isMessage()) {
       if (known.tag) {
         told.emplace_back("tag", static_cast<int64_t>(*known.tag));
@@ -305,8 +313,8 @@ std::map<int64_t, Frames> describeStacks(const FlightRecorder::State::Snapshot& 
   return described;
 }
 
-// Returns the details as elements of a JSON list. Texts are names of devices and reductions, which
-// need no escapes.
+// Returns the details as elements of a JSON list. Texts are names of devices, reductions and
+// backends, which need no escapes.
 std::string jsonOf(const std::vector<FlightRecorder::State::Detail>& details) {
   std::string text;
   for (const auto& told : details) {
@@ -319,6 +327,27 @@ std::string jsonOf(const std::vector<FlightRecorder::State::Detail>& details) {
     text += "}";
   }
   return text;
+}
+
+int64_t nowNs() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
+
+// Returns the places of this process's Python threads; none if Python does not tell them in time.
+auto threadsNow() {
+  auto lines = c10d::new_list();
+  const PythonStackDump asked({});
+  while (!asked.ready()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  const auto text = asked.answered() ? asked.tell().threads : "";
+  for (size_t begin = 0; begin < text.size();) {
+    const auto end = std::min(text.find('\n', begin), text.size());
+    lines.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return lines;
 }
 
 void addFrames(const Frames& entries, const std::map<int64_t, Frames>& described) {
@@ -338,12 +367,14 @@ FlightRecorder::~FlightRecorder() = default;
 FlightRecorder::Group* FlightRecorder::addGroup(
     const std::string& name,
     const std::string& description,
+    const std::string& backend,
     const std::vector<int64_t>& ranks,
     int rank) {
   std::lock_guard lock(state_->mutex);
   auto& group = state_->groups.emplace_back();
   group.id = state_->groups.size() - 1;
   group.name = {name, description};
+  group.backend = backend;
   group.ranks.assign(ranks.begin(), ranks.end());
   group.rank = rank;
   state_->ranks[group.name] = group.ranks;
@@ -441,7 +472,7 @@ std::string FlightRecorder::json(What what) const {
   if (end == std::string::npos) {
     return text;
   }
-  std::string more;
+  std::string more = ", \"" + std::string(kDumped) + "\": " + std::to_string(nowNs());
   if (const auto captured = state_->captured.load(std::memory_order_relaxed); captured > 0) {
     more += ", \"" + std::string(kCaptured) + "\": " + std::to_string(captured);
   }
@@ -472,6 +503,10 @@ std::string FlightRecorder::pickle(What what) const {
   result.insert(c10d::pg_config_key, ring.getPgConfig());
   result.insert(c10d::comm_lib_version_key_str, ring.comm_lib_version_);
   result.insert(c10d::pg_status_key, ring.getPgStatus());
+  result.insert(kDumped, nowNs());
+  if (what.stacks && what.threads) {
+    result.insert(kThreads, threadsNow());
+  }
   if (what.entries) {
     const auto entries = ring.getCollectiveTrace(/*includeStacktraces=*/false, !what.completed);
     if (what.stacks) {

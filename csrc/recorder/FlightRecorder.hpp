@@ -29,11 +29,12 @@ class FlightRecorder {
 
   struct Group;
 
-  // Adds a group, which the recorder owns. `ranks`: by rank in the group, the global rank. `rank`:
-  // this process's rank in the group.
+  // Adds a group, which the recorder owns. `backend`: its name in c10d, or empty. `ranks`: by rank
+  // in the group, the global rank. `rank`: this process's rank in the group.
   Group* addGroup(
       const std::string& name,
       const std::string& description,
+      const std::string& backend,
       const std::vector<int64_t>& ranks,
       int rank);
 
@@ -64,6 +65,7 @@ class FlightRecorder {
     bool entries = true;
     bool completed = true;  // include entries of completed operations
     bool stacks = true;     // include stacks in a pickle; pickle() then takes the GIL
+    bool threads = false;   // with `stacks`, include where Python's threads are now
   };
   std::string json(What what) const;
   // Returns a dump that torchfrtrace reads.

@@ -19,7 +19,8 @@ namespace {
 RecordedOp::Recorders recordersOf(const Group& group, const std::vector<int64_t>& ranks, int rank) {
   auto all = std::make_shared<std::vector<RecorderGroup>>();
   if (auto recorder = process_recorder::get()) {
-    auto* const recorded = recorder->addGroup(group.name, group.description, ranks, rank);
+    auto* const recorded =
+        recorder->addGroup(group.name, group.description, group.backend, ranks, rank);
     all->push_back({std::move(recorder), recorded});
   }
   return all;
@@ -130,6 +131,7 @@ void WatchedGroup::close() {
     return;
   }
   lateness_.close();
+  inFlight_.totals().keepLateness(lateness_.judged());
   // Releases the store: its port may be needed again at once.
   if (const auto diagnosis = diagnosis_.exchange({})) {
     diagnosis->close();

@@ -10,9 +10,9 @@ def recording(tmp_path):
     """Makes ranks that dump to tmp_path."""
     made = []
 
-    def start(world, **env):
+    def start(world, init=True, **env):
         env = dict(TORCH_FR_DUMP_TEMP_FILE=str(tmp_path / "trace_"), **env)
-        made.append(Ranks(world, env=env))
+        made.append(Ranks(world, init=init, env=env))
         return made[-1]
 
     yield start

@@ -82,12 +82,21 @@ def test_ranks_of_torchrun_get_one_report_and_its_code_as_documented(tmp_path):
     report = re.search(r"--check-nccl train\.py\n(.*?)```", text, re.DOTALL)[1]
     code, text = run(tmp_path, program, ranks=2, name="train.py")
     assert code == 1 and text.replace(f"{tmp_path}/", "").count(report) == 1, text
+    # The line is the report's last; torchrun's follows. No variable is spoken of that is not set.
+    assert report.endswith(
+        "1 hazard: exit code 1 (torchrun prints a ChildFailedError for it below)\n"
+    )
+    assert (
+        "ChildFailedError" in text.partition(report)[2] and "since torchcomms_pg.run runs" in text
+    )
+    assert not re.findall(r"[A-Z]+(?:_[A-Z]+){2,}", text.split("Traceback")[0]), text
 
 
 @pytest.mark.slow
 def test_a_program_without_hazards_ends_well(tmp_path):
     code, text = run(tmp_path, PROGRAM, "fine", ranks=2)
     assert code == 0 and "No hazard for NCCL found." in text, text
+    assert "no hazards: exit code 0\n" in text
 
 
 @pytest.mark.slow
@@ -95,6 +104,7 @@ def test_a_program_that_fails_keeps_its_code(tmp_path):
     """Torchrun's own is 1."""
     code, text = run(tmp_path, PROGRAM, "fails", ranks=2)
     assert code == 1 and "The program ended with code 7" in text, text
+    assert "1 hazard: exit code 7, the program's own (torchrun prints" in text
     assert "different orders" in text
 
 

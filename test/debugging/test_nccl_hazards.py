@@ -9,7 +9,8 @@ import pytest
 
 from harness import scene_dumps, scenes, strict_order
 from harness.comms import torchcomms
-from harness.hazard_programs import PROGRAMS
+from harness.hazard_programs import HEALTHY, PROGRAMS
+from harness.ranks import init_default_group
 from torchcomms_pg.trace import dumps, hazards, load, nccl_hazards
 from torchcomms_pg.trace.dumps import Dumps, parse
 from torchcomms_pg.trace.hazards import replay
@@ -143,7 +144,7 @@ def batches_are_not_compared(patch):
 
 
 def all_come_to_a_first_batch(patch):
-    patch.setattr(hazards, "first_batches", lambda analysis: [])
+    patch.setattr(hazards, "first_batches", lambda analysis: ([], []))
 
 
 BROKEN = [
@@ -168,7 +169,7 @@ def test_a_rule_that_is_broken_is_found(monkeypatch, rule):
 
 def run_program(name):
     """Called in a rank: what the program gives, and its dump."""
-    result = PROGRAMS[name].body("cpu")
+    result = (PROGRAMS | HEALTHY)[name].body("cpu")
     torchcomms().hooks.process_recorder().dump_file()
     return result
 
@@ -178,11 +179,35 @@ def lines_of_programs(text):
     return {int(line) for line in re.findall(r"hazard_programs\.py:(\d+) ", text)}
 
 
+def over_torchcomms(port, prefix, world, timeout, backend="torchcomms"):
+    torchcomms().as_gloo.install()  # as --check-nccl does
+    init_default_group(port, prefix, int(os.environ["RANK"]), world, timeout, backend=backend)
+
+
+def over_torchcomms_called_gloo(port, prefix, world, timeout):
+    over_torchcomms(port, prefix, world, timeout, backend="gloo")
+
+
+NAMES = {
+    "torchcomms": over_torchcomms,
+    "gloo": over_torchcomms_called_gloo,
+}
+
+
+@pytest.mark.parametrize("how", NAMES)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_that_ends_on_a_cpu_is_named_with_its_lines(recording, tmp_path, name):
+def test_a_program_that_ends_on_a_cpu_is_named_with_its_lines(recording, tmp_path, name, how):
     program = PROGRAMS[name]
-    recording(program.world).run(run_program, name)
+    recording(program.world, NAMES[how]).run(run_program, name)
     report = nccl_hazards(load(tmp_path))
     assert {hazard.kind for hazard in report.found} == {program.kind}, str(report)
     assert lines_of_programs("\n".join(map(str, report.found))) == program.lines, str(report)
     assert not report.doubts, str(report)
+
+
+@pytest.mark.parametrize("how", NAMES)
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_program_without_hazards_is_not_accused_under_any_name(recording, tmp_path, name, how):
+    recording(HEALTHY[name].world, NAMES[how]).run(run_program, name)
+    report = nccl_hazards(load(tmp_path))
+    assert not report.found and not report.doubts, str(report)

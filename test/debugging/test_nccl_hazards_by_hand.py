@@ -391,7 +391,7 @@ def test_a_group_of_gloo_beside_another_backend_stays_on_the_cpu_and_is_not_judg
     report = opposite_groups(other, "gloo")
     assert not report.found and not report.doubts, str(report)
     name = other or "a TorchComm"
-    assert f"2 operations of group undefined, of gloo beside {name}: on the CPU" in "\n".join(
+    assert f"2 operations of group other, of gloo beside {name}: on the CPU" in "\n".join(
         report.not_covered
     )
     assert kinds(opposite_groups(other, other)) == ["order"]

@@ -27,6 +27,7 @@ from harness.recorders import (
     recorder,
     short_group,
 )
+from torchcomms_pg.trace import load
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 HERE = os.path.abspath(__file__)
@@ -195,6 +196,11 @@ def test_a_hang_is_dumped_on_all_ranks_and_names_the_absent(recording, tmp_path)
         last = [e for e in trace["entries"] if e["process_group"][0] == name][-1]
         state = ("completed", "all_reduce_barrier") if rank == 1 else ("started", "all_reduce")
         assert (last["state"], last["profiling_name"]) == (state[0], f"nccl:{state[1]}")
+    # For the timeline: how long the operation had lasted, and where the absent rank's Python was.
+    dumps = load(tmp_path, "trace_")
+    (waited,) = (entry for entry in dumps[0].entries if not entry.finished)
+    assert dumps[0].time - waited.created >= TOGETHER * 1e9
+    assert "absent_rank" in dumps[1].threads[0] and dumps[1].threads[0].startswith("MainThread: ")
 
 
 def disagreement(kind):

@@ -1,11 +1,13 @@
 """Programs that end over Gloo and torchcomms on a CPU, and break a rule of NCCL.
 
-They are distilled from hangs of other projects: TorchRec 4149, Megatron-LM 1810, 5100 and 5240.
+They are distilled from hangs of other projects: TorchRec 4149, Megatron-LM 1810, 5100, 5240 and
+6955.
 Each program is called on all ranks, with the device of its tensors, once the default group exists.
 A report has to name the program's lines that end with MARK, and no others.
 """
 
 import inspect
+import tempfile
 import threading
 from dataclasses import dataclass
 
@@ -18,7 +20,10 @@ LARGE = 4 << 20  # elements; more than a library buffers
 
 @dataclass(frozen=True)
 class Program:
-    """``kind`` is the hazard's; if not ``hangs``, the program gives other data over NCCL."""
+    """``kind`` is the hazard's, empty if there is none.
+
+    If not ``hangs``, the program gives other data over NCCL.
+    """
 
     body: object
     world: int
@@ -33,11 +38,12 @@ class Program:
 
 
 PROGRAMS = {}
+HEALTHY = {}  # programs that break no rule, and resemble those that do
 
 
 def program(world, kind, **more):
     def add(body):
-        PROGRAMS[body.__name__] = Program(body, world, kind, **more)
+        (PROGRAMS if kind else HEALTHY)[body.__name__] = Program(body, world, kind, **more)
         return body
 
     return add
@@ -207,3 +213,59 @@ def a_batch_on_one_rank_alone(device):
     else:
         works = dist.batch_isend_irecv([dist.P2POp(dist.irecv, shape, 0)])  # named
     finish(*works)
+
+
+@program(3, "first batch")
+def an_idle_rank_skips_the_first_batch(device):
+    """Weights go from rank 0 to rank 1. Rank 2, a replica, has none to send, and goes on."""
+    cpu, rank = dist.new_group(backend="gloo"), dist.get_rank()
+    works = []
+    if rank < 2:
+        op = dist.isend if rank == 0 else dist.irecv
+        works = dist.batch_isend_irecv([dist.P2POp(op, tensor(device), 1 - rank)])  # named
+    finish(*works)
+    dist.barrier(cpu)
+
+
+@program(3, "")
+def batches_of_sends_and_receives(device):
+    """A ring, as of context parallelism, in several batches at one line."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    dist.barrier()  # makes the group's communicator
+    for _ in range(3):
+        sent = dist.P2POp(dist.isend, tensor(device), (rank + 1) % world)
+        received = dist.P2POp(dist.irecv, tensor(device), (rank - 1) % world)
+        finish(*dist.batch_isend_irecv([sent, received]))
+
+
+@program(2, "")
+def a_checkpoint_that_is_saved_beside_the_training(device):
+    """DCP's asynchronous save gathers in a thread, in a group that stays on the CPU."""
+    from torch.distributed.checkpoint import async_save
+
+    saving = dist.new_group(backend="gloo")
+    with tempfile.TemporaryDirectory() as folder:
+        where = [folder]
+        dist.broadcast_object_list(where, src=0)
+        state = {"x": torch.ones(100)}
+        saved = async_save(state, checkpoint_id=where[0], process_group=saving)
+        for _ in range(20):
+            dist.all_reduce(tensor(device))
+        saved.result()
+        dist.barrier()
+
+
+@program(3, "")
+def gathers_behind_broadcasts_of_another_group(device):
+    """Rank 2 serves. Rank 0 gathers each weight with rank 1, and sends it to the server.
+
+    TRL 6798 hung, by the order of streams on rank 0. The order of the calls is one that NCCL bears.
+    """
+    training, transfer = dist.new_group([0, 1]), dist.new_group([0, 2])
+    rank, weight = dist.get_rank(), tensor(device)
+    shards = [torch.empty_like(weight) for _ in range(2)]
+    for _ in range(4):
+        if rank < 2:
+            dist.all_gather(shards, weight, group=training)
+        if rank != 1:
+            dist.broadcast(weight, 0, group=transfer)

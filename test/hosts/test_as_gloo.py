@@ -18,7 +18,7 @@ from harness import gpus
 from harness.programs import run_program, run_python
 from harness.ranks import connect_store, init_default_group, on_own_ranks
 from harness.values import all_data, assert_reduced, assert_same
-from torchcomms_pg import as_gloo, run
+from torchcomms_pg import as_gloo, env, run
 
 pytestmark = pytest.mark.beyond_gloo
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -84,7 +84,7 @@ def test_an_unchanged_program_and_its_children_run_over_torchcomms(tmp_path):
     )
     assert done.returncode == 0, done.stdout
     # Rank 0's, and those of the two groups that its children make.
-    assert done.stdout.count(f"{MARK} torchcomms, since TORCHCOMMS_PG_AS_GLOO is set") == 3
+    assert done.stdout.count(f"{MARK} torchcomms, since torchcomms_pg.run runs the program") == 3
 
 
 ALONE = """
@@ -123,7 +123,7 @@ def test_the_command_becomes_the_program(monkeypatch, flags):
     run.main()
     path = sys.executable
     assert became == [(path, [path, *flags, "program.py", "-m", "1"])]
-    assert os.environ["TORCHCOMMS_PG_AS_GLOO"] == "1"
+    assert env.as_gloo() and env.as_gloo_by_run()
 
 
 @pytest.mark.parametrize(

@@ -386,12 +386,20 @@ def as_gloo() -> bool:
     Raises:
         ValueError: TORCHCOMMS_PG_AS_GLOO is neither true nor false.
     """
-    return read_bool("TORCHCOMMS_PG_AS_GLOO", default=False)
+    return as_gloo_by_run() or read_bool("TORCHCOMMS_PG_AS_GLOO", default=False)
+
+
+def as_gloo_by_run() -> bool:
+    """Returns whether `set_as_gloo` has set TORCHCOMMS_PG_AS_GLOO, and not the user."""
+    return read("TORCHCOMMS_PG_AS_GLOO") == _BY_RUN
 
 
 def set_as_gloo() -> None:
     """Sets TORCHCOMMS_PG_AS_GLOO, for programs that this process starts or becomes."""
-    os.environ["TORCHCOMMS_PG_AS_GLOO"] = "1"
+    os.environ["TORCHCOMMS_PG_AS_GLOO"] = _BY_RUN
+
+
+_BY_RUN = "torchcomms_pg.run"  # a value of TORCHCOMMS_PG_AS_GLOO
 
 
 def set_dump_at_exit(prefix: str) -> None:

@@ -27,7 +27,7 @@ def without_cpu(dumps: Dumps) -> tuple[Dumps, list[str]]:
 
     def stays(entry: Entry) -> bool:
         if entry.backend == "gloo" and mixed:
-            name = entry.group.description or entry.group.name
+            name = entry.group.name
             left[f"of group {name}, of gloo beside {', '.join(mixed)}: on the CPU"] += 1
         elif any(frame.file.endswith(_SAVES) for frame in entry.frames):
             left["of DCP's asynchronous save: on the CPU"] += 1
