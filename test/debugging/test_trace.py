@@ -143,6 +143,33 @@ def test_the_rank_that_did_not_come_is_named_with_what_it_did_last(tmp_path):
     )
 
 
+def test_a_call_that_a_rank_has_left_out_long_before_is_told(tmp_path):
+    ranks = recorders(3)
+    for rank in ranks:
+        for step in range(6):
+            if not (rank.rank == 1 and step == 2):
+                rank.call("all_reduce", line=20)
+            rank.call("all_reduce", line=30)
+        if rank.rank != 1:
+            rank.entries[-1].update(state="started", time_discovered_completed_ns=None)
+            rank.entries[-1]["retired"] = False
+    text = str(verdict(tmp_path, ranks))
+    since = "since all_reduce #5 the ranks have called from different lines (rank 1: train.py:30 in"
+    assert f"{since} step, rank 0: train.py:20 in step)" in text
+
+
+def test_ranks_that_call_from_different_lines_as_a_rule_are_not_told_of(tmp_path):
+    ranks = recorders(2)
+    for rank in ranks:
+        for step in range(6):
+            for line in (20, 30) if (rank.rank + step) % 2 else (30, 20):
+                rank.call("all_reduce", line=line)
+    ranks[0].call("all_reduce", line=40, done=False)
+    text = str(verdict(tmp_path, ranks))
+    assert "has not arrived" in text
+    assert "different lines" not in text
+
+
 def test_blame_goes_past_a_victim_to_the_rank_it_waits_for(tmp_path):
     """Rank 0 waits for rank 1 in the world, and rank 1 for rank 2 in a subgroup."""
     ranks = recorders(3, pair=[1, 2])

@@ -12,6 +12,7 @@ from . import statement as statements
 from .compare import Comparison, Decision, Rank, Unknown
 from .flow import EXIT, Outcome
 from .positions import MOST_FRAMES, Code, Frame, Operation, Report, Sources, Stack, code_of
+from .shift import first_difference
 from .statement import Statement
 from .values import Unreadable, evaluate, show, truth
 
@@ -278,22 +279,11 @@ class Inquiry:
 
     def _first_difference(self, by_number: list[dict[int, Operation]], number: int) -> int | None:
         """Returns the first operation from which on one rank is ahead by some calls, or None."""
-        one, other = by_number
         shown = [
-            {at: self._shown(known[at].stack) for at in known if at <= newest}
-            for known, newest in ((one, max(one)), (other, max(other)))
+            {at: self._shown(known[at].stack) for at in known if at <= number}
+            for known in by_number
         ]
-        common = sorted(set(one) & set(other))
-        different = [at for at in common if at <= number and shown[0][at] != shown[1][at]]
-        for at in different[:_MOST_STARTS]:
-            if at - 1 not in one or at - 1 not in other:
-                continue
-            for ahead in range(1, _MOST_AHEAD + 1):
-                for x, y in ((shown[0], shown[1]), (shown[1], shown[0])):
-                    pairs = [(x[n + ahead], y[n]) for n in y if n >= at and n + ahead in x]
-                    if len(pairs) >= _FEWEST_ALIKE and all(a == b for a, b in pairs):
-                        return at
-        return None
+        return first_difference(*shown)
 
     def _tell_difference(self, number: int, ranks: list[Rank]) -> None:
         lines = []
@@ -552,11 +542,6 @@ class Inquiry:
         else:
             then = f"went on to line {flow.line(end)}"
         return f"{did} and {then}" if did else then
-
-
-_MOST_STARTS = 32
-_MOST_AHEAD = 16
-_FEWEST_ALIKE = 2
 
 
 def _name(operation: Operation | None, number: int) -> str:

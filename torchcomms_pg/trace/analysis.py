@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+from torchcomms_pg.parting.shift import first_difference
 from torchcomms_pg.trace.dumps import Dumps, Entry
 from torchcomms_pg.trace.groups import Group
 
@@ -372,6 +373,8 @@ class Analysis:
         lines += [f"  {line}" for line in self._waiting(inside)]
         for rank in dumped:
             lines += [f"  {line}" for line in self._doing(rank, entry)]
+        if not entry.p2p:
+            lines += self._since(entry.group, dumped)
         kind = ("message" if entry.p2p else "missing") if proven else "unknown"
         return Finding(kind, absent, lines, inside)
 
@@ -388,9 +391,37 @@ class Analysis:
             what = ", ".join(entry.what for entry in entries)
             where = f"  at {entries[0].where}" if entries[0].where else ""
             lines.append(f"  {self.members([rank], place.group)}: {what}{where}")
+        lines += self._since(place.group, culprits)
         inside = self._inside(place)
         held_up = {entry.rank for entry in inside if not entry.finished}
         return Finding("mismatch", culprits, lines, inside, held_up)
+
+    def _since(self, group: Group, ranks: list[int]) -> list[str]:
+        """Returns a line on the call that one of `ranks` has left out before, if there is one.
+
+        The calls that met since then were of different lines, though they had the same sizes.
+        """
+        for rank in ranks:
+            other = next((each for each in group.ranks if each not in ranks), None)
+            if other is None:
+                other = next((each for each in group.ranks if each != rank), rank)
+            calls: tuple[dict[int, Entry], dict[int, Entry]] = ({}, {})
+            for of, found in zip((rank, other), calls, strict=True):
+                for place, entries in self.collectives.items():
+                    if place.group == group and of in entries and entries[of][0].frames:
+                        found[place.seq] = entries[of][0]
+            stacks = [{at: entry.frames for at, entry in each.items()} for each in calls]
+            at = first_difference(*stacks)
+            if at is not None:
+                told = [
+                    f"{self.members([of], group)}: {found[at].where}"
+                    for of, found in zip((rank, other), calls, strict=True)
+                ]
+                return [
+                    f"since {calls[0][at].op} #{at} the ranks have called from different lines"
+                    f" ({', '.join(told)})"
+                ]
+        return []
 
     def _circle(
         self, rank: int, waits: dict[int, set[int]], awaiting: dict[int, set[int]]
