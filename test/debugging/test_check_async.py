@@ -16,6 +16,7 @@ from harness import ROOT
 from harness.comms import torchcomms
 from harness.programs import run_program
 from torchcomms_pg import check_async
+from torchcomms_pg.check_async import checker
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -187,6 +188,13 @@ def test_waiting_for_a_parents_work_is_found():
         work.wait()
 
     assert [each.kind for each in checked(program).found] == ["process"]
+
+
+def test_a_lost_result_of_compiled_code_is_found(monkeypatch):
+    monkeypatch.setattr(checker, "in_compiled_code", lambda: True)
+    tensor, group = torch.ones(3), dist.group.WORLD.group_name
+    lost = checked(torch.ops._c10d_functional.all_reduce, tensor, "sum", group)
+    assert [each.kind for each in lost.found] == ["lost"]
 
 
 PROGRAM = """

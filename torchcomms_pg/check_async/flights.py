@@ -42,8 +42,8 @@ class Flight:
         self.touched = False
 
     def gone(self) -> bool:
-        """Returns whether no tensor of the operation exists any more."""
-        return all(span.freed() for span in (*self.outputs, *self.inputs))
+        """Returns whether no output exists any more, or if there are none, no input."""
+        return all(span.freed() for span in self.outputs or self.inputs)
 
 
 class Flights:
