@@ -15,6 +15,9 @@ import pytest
 from harness import ROOT, TESTS, limits
 from harness.programs import PROGRAM_LIMIT
 
+# The programs' timeouts of a second are shorter than a stop by harness/stress.py.
+pytestmark = pytest.mark.stops_ranks
+
 PROGRAMS = TESTS / "testing" / "programs"
 
 
