@@ -192,7 +192,7 @@ def process_recorder() -> Recorder | None:
     """Returns the recorder of this process; None if it is off or has not been made."""
 
 def set_message_batch(open: bool) -> bool:
-    """Opens or ends the batch of this thread's messages, for recorders; returns whether it was open."""
+    """Opens or ends the batch of this thread's messages, for recorders; returns if it was open."""
 
 class Recorder:
     """The native object behind a `FlightRecorder`, which describes its methods."""

@@ -112,7 +112,7 @@ class _Agreement:
     def _differing(
         self, key: str, digest: str, told: dict[str, str]
     ) -> Iterator[list[dict[str, str]]]:
-        """Yields both ranks' values, if this one's differs from that of the first rank to come."""
+        """Yields both ranks' values, if this one's differs from the first rank's."""
         mine = {**told, "rank": str(self._number), "digest": digest}
         first = json.loads(self._store.compare_set(key, "", json.dumps(mine)))
         if first["digest"] != digest:

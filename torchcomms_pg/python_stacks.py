@@ -114,7 +114,7 @@ def _handled() -> dict[int, BaseException]:
 
 
 def _and_handles(error: BaseException | None) -> str:
-    """Names an exception and where it was raised, without running code of its class."""
+    """Names an exception and the line that raised it, without running code of its class."""
     if error is None:
         return ""
     kind = type(error)

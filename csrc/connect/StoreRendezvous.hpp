@@ -99,7 +99,8 @@ class StoreRendezvous {
   void checkRefused();
 
   // Raises if a rank has died or cannot join, if a signal handler has raised, or if this rank is no
-  // longer to join. Each rank checks the known processes of its host. If one has died, tells the ranks of all hosts.
+  // longer to join. Each rank checks the known processes of its host. If one has died, tells the
+  // ranks of all hosts.
   void look();
 
  private:

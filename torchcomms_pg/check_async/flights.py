@@ -42,7 +42,7 @@ class Flight:
         self.touched = False
 
     def gone(self) -> bool:
-        """Returns whether no output exists any more, or if there are none, no input."""
+        """Returns whether no output exists any more, or no input if it has no outputs."""
         return all(span.freed() for span in self.outputs or self.inputs)
 
 

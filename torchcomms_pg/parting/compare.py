@@ -32,7 +32,7 @@ class Decision(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """One of the two ranks: its stack in the last common operation, and where it is next."""
+    """One of the two ranks: its stack in the last common operation, and its next place."""
 
     last: Stack
     next: Stack

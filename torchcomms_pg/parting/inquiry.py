@@ -1,4 +1,4 @@
-"""From the reports of two ranks to the place where they parted, and its text."""
+"""From the reports of two ranks to the place of their parting, and its text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_PLACES = 3
 
 
 class Side(NamedTuple):
-    """One of the two ranks that are compared, with the ranks that are where it is."""
+    """One of the two ranks that are compared, with the ranks at the same place."""
 
     report: Report
     names: str  # "rank 1", "ranks 0, 2"
@@ -468,7 +468,7 @@ class Inquiry:
         """Returns whether values show that a rank has not gone the way of a candidate.
 
         A condition's last value says which way the rank has gone last. If that way does not lead to
-        another decision of the same loop, the rank has not come to that decision since.
+        another decision of the same loop, the rank has not reached that decision since.
         """
         decision = self._candidates[at].decision
         other = self._candidates[by].decision
@@ -626,7 +626,7 @@ def _read_answer(text: str, count: int) -> list[dict[str, Any]]:
 
 
 def now_of(frames: Mapping[int, FrameType], threads: set[int]) -> dict[int, Stack]:
-    """Returns where this process's threads are."""
+    """Returns the places of this process's threads."""
     now = {}
     for thread in threads & set(frames):
         stack = stack_with_frames(frames[thread])

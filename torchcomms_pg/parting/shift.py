@@ -16,7 +16,7 @@ def first_difference(one: Mapping[int, _Stack], other: Mapping[int, _Stack]) -> 
     """Returns the number of the first operation that a rank has left out, or None.
 
     ``one`` and ``other`` are the stacks of two ranks' operations by number. From the number on, the
-    stacks of one rank are those of the other some operations later, and the operation before had
+    stacks of one rank are the other's some operations later, and the operation before had
     equal stacks: so the calls that met were of different lines.
     """
     different = [at for at in sorted(set(one) & set(other)) if one[at] != other[at]]

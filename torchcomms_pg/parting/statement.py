@@ -28,7 +28,7 @@ class Statement(NamedTuple):
 
 
 def function_of(code: Code) -> str:
-    """Returns the name of a function, for a comprehension that of the function around it."""
+    """Returns the name of a function, for a comprehension the name of the function around it."""
     parts = [part for part in code.name.split(".") if part != "<locals>"]
     while len(parts) > 1 and parts[-1] in ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"):
         parts.pop()
