@@ -154,6 +154,30 @@ def set_status(folder: str, ras: str, run: str) -> None:
 def set_last_words(on: bool) -> None:
     """Sets whether SIGTERM first has this process say what it waits for."""
 
+def begin_wait(
+    *, text: str, ranks: list[int], meets: bool, called_at: str, verdict_after: timedelta
+) -> int:
+    """Records that a thread begins a wait that is no operation; returns its number.
+
+    `text` is equal on all ranks that meet. `ranks`: those that are waited for, by their global
+    numbers. `meets`: each of them has to come to the same wait. `verdict_after`: 0 for never.
+    """
+
+def end_wait(number: int) -> None:
+    """Records that the wait has ended."""
+
+def set_error_file(path: str) -> None:
+    """Sets the file into which a failure is written for torchrun; "" for none."""
+
+def leave_word(how: str, names: list[str]) -> None:
+    """Leaves word for the other ranks of the groups `names` that this rank is about to end them.
+
+    `how`: "destroyed the group at ...". A rank that then fails in a group says it.
+    """
+
+def set_verdict_after(time: timedelta) -> None:
+    """Sets when groups made from now on print a verdict that ends nothing; 0 for never."""
+
 def set_compile_limit(limit: timedelta) -> None:
     """Sets how long beyond its deadline an operation waits for ranks that compile."""
 

@@ -35,6 +35,7 @@ __all__ = [
     "new_comm",
     "objcol",
     "register",
+    "waiting",
     "watch",
 ]
 
@@ -50,7 +51,17 @@ if not runs_apart():
     load_extension(torch.__version__)
 
     # The following modules use the extension.
-    from torchcomms_pg import _C, as_gloo, device_mesh, env, hooks, nccl, objcol, python_stacks
+    from torchcomms_pg import (
+        _C,
+        as_gloo,
+        device_mesh,
+        env,
+        hooks,
+        nccl,
+        objcol,
+        python_stacks,
+        waits,
+    )
     from torchcomms_pg._C import Backend, NcclConfig, OpName, RemovableHandle
     from torchcomms_pg._version import __version__
     from torchcomms_pg.agreement import agree
@@ -63,6 +74,7 @@ if not runs_apart():
     from torchcomms_pg.process_group import get_process_group
     from torchcomms_pg.reduce_op import RedOpType, ReduceOp
     from torchcomms_pg.registration import register
+    from torchcomms_pg.waits import waiting
     from torchcomms_pg.watching import watch, watch_as_told
     from torchcomms_pg.window import (
         TorchCommWinAccessType,
@@ -74,6 +86,7 @@ if not runs_apart():
     _C.set_comm_error(CommError)
     _C.set_python_stack_source(python_stacks.describe)
     register()
+    waits.install()
     if env.as_gloo():
         as_gloo.install()
     watch_as_told()

@@ -18,7 +18,7 @@ import torch.distributed.nn.functional as dist_nn
 from torch.distributed import ProcessGroup, ReduceOp
 from torch.distributed import distributed_c10d as c10d
 
-from torchcomms_pg import _C
+from torchcomms_pg import _C, env
 from torchcomms_pg._C import Backend
 
 CPU = torch.device("cpu")
@@ -177,9 +177,24 @@ def groups_tell_their_sequence_number() -> None:
     replace([ProcessGroup], "_get_sequence_number_for_group", get)
 
 
+def timeouts_have_a_default() -> None:
+    """Makes TORCHCOMMS_PG_TIMEOUT the timeout of groups of torchcomms that are made without one.
+
+    torch has a constant for all backends but ``nccl``, and no variable.
+    """
+
+    def get(original: Any, backend: str) -> datetime.timedelta:
+        given = env.group_timeout()
+        ours = "torchcomms" in backend or ("gloo" in backend and env.as_gloo())
+        return given if given is not None and ours else original(backend)
+
+    replace([c10d], "_get_default_timeout", get)
+
+
 # The patches, each with the last torch minor that needs it, or None if every minor so far does.
 PATCHES: dict[Callable[[], None], int | None] = {
     all_gather_base_has_gradients: None,
+    timeouts_have_a_default: None,
     monitored_barrier_takes_more_than_gloo: 13,
     timeouts_reach_the_backend: 13,
     ephemeral_timeouts_reach_the_backend: 13,

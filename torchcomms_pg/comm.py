@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from torchcomms_pg import _C, compile_ops, objcol
+from torchcomms_pg import _C, compile_ops, leaving, objcol
 from torchcomms_pg._version import __version__
 from torchcomms_pg.errors import SplitError
 from torchcomms_pg.handle import Handle
@@ -226,6 +226,7 @@ class TorchComm(Operations, Handle):
             )
         if self._finalized:
             return
+        leaving.leave([self.get_name()])
         try:
             self._comm.close()
         finally:

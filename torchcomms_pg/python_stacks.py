@@ -148,6 +148,18 @@ def _outside_of_c10d(stack: list[Frame]) -> list[Frame]:
     return [*left[:2], *left[2:][-1:]] or stack
 
 
+def caller() -> str:
+    """Returns the place of the calling thread: its innermost lines of the user's own files."""
+    frames = list(_walk(sys._getframe(1)))
+    return _tell([frame for frame in frames if _is_users(frame)] or frames)
+
+
+def in_hand() -> str:
+    """Returns the exception that the calling thread handles and its line, or ""; not an exit."""
+    error = sys.exc_info()[1]
+    return "" if isinstance(error, SystemExit) else _and_handles(error).removeprefix("; handles ")
+
+
 def _walk(frame: FrameType | None) -> Iterable[Frame]:
     while frame is not None:
         yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name

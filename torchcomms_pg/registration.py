@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _DistributedBackendOptions
 from torch.distributed import distributed_c10d as c10d
 
-from torchcomms_pg import _C, _patches, env, metrics, monitoring, nccl, python_stacks
+from torchcomms_pg import _C, _patches, env, leaving, metrics, monitoring, nccl, python_stacks
 from torchcomms_pg._C import Backend, Communicator
 from torchcomms_pg._compat import minor_of
 from torchcomms_pg._version import __version__
@@ -46,6 +46,7 @@ def register() -> None:
     # themselves.
     recording: set[str] = getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set())
     recording.add(BACKEND_NAME)
+    leaving.install()
     if _torch_minor() < 14:
         _name_default_backend()
     _patches.apply(_torch_minor())

@@ -87,6 +87,11 @@ def watch_as_told() -> None:
         _tell(f"TORCHCOMMS_PG_WATCH is set, and no group is watched: {error}")
 
 
+def timeout_of_all() -> timedelta:
+    """Returns the timeout of groups that are made from now on, or 0 if these are not watched."""
+    return _timeout
+
+
 def watch_over(group: dist.ProcessGroup) -> _C.Watch | None:
     """Returns the watch over the group, or None if it is not watched or has been destroyed."""
     return _watches.get(group.group_name)

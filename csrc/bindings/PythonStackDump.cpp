@@ -21,6 +21,8 @@
 
 #include "bindings/Bindings.hpp"
 #include "comm/DiagnosisClient.hpp"
+#include "comm/ErrorFile.hpp"
+#include "comm/OtherWaits.hpp"
 #include "comm/ProcessActivity.hpp"
 #include "monitor/Compiling.hpp"
 #include "monitor/Heartbeat.hpp"
@@ -244,6 +246,39 @@ void bindPythonStackDump(py::module_& module) {
         sigterm::allow(on);
       },
       py::arg("on"));
+  module.def(
+      "begin_wait",
+      [](std::string text,
+         std::vector<int64_t> ranks,
+         bool meets,
+         std::string calledAt,
+         Milliseconds verdictAfter) {
+        return other_waits::begin(
+            {std::move(text), std::move(ranks), meets, std::move(calledAt), verdictAfter});
+      },
+      py::kw_only(),
+      py::arg("text"),
+      py::arg("ranks"),
+      py::arg("meets"),
+      py::arg("called_at"),
+      py::arg("verdict_after"),
+      py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "end_wait", &other_waits::end, py::arg("number"), py::call_guard<py::gil_scoped_release>());
+  module.def("set_error_file", &error_file::set, py::arg("path"));
+  module.def(
+      "leave_word",
+      [](const std::string& how, const std::vector<std::string>& names) {
+        for (const auto& group : enlisted()) {
+          if (std::ranges::count(names, group->group().name) > 0 && !group->closed()) {
+            group->leave(how);
+          }
+        }
+      },
+      py::arg("how"),
+      py::arg("names"),
+      py::call_guard<py::gil_scoped_release>());
+  module.def("set_verdict_after", &DiagnosisClient::setVerdictAfter, py::arg("time"));
   module.def("set_compile_limit", &Compiling::setLimit, py::arg("limit"));
 
   py::class_<Comm> comm(module.attr("Communicator"));

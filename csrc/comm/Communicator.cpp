@@ -62,6 +62,10 @@ Communicator::~Communicator() {
   library_.discard(failureState_.get() != nullptr);
 }
 
+void Communicator::leave(const std::string& how) const noexcept {
+  diagnosis_->leave(how);
+}
+
 std::vector<int64_t> Communicator::globalRanks() const {
   auto ranks = group_.globalRanks;
   for (int rank = static_cast<int>(ranks.size()); rank < size_; ++rank) {

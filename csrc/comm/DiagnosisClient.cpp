@@ -1,6 +1,7 @@
 #include "comm/DiagnosisClient.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <future>
 #include <mutex>
 #include <thread>
@@ -9,6 +10,7 @@
 
 #include "base/ExitGuard.hpp"
 #include "comm/Flight.hpp"
+#include "comm/LeftWords.hpp"
 #include "comm/Peer.hpp"
 #include "comm/StoreBoard.hpp"
 #include "monitor/Compiling.hpp"
@@ -34,6 +36,8 @@ constexpr Milliseconds kDumpLook{20};
 // Time after which the monitor has deferred operations finished. A thread that is going to wait for
 // one finishes it sooner.
 constexpr Milliseconds kNobodyWaits{20};
+
+std::atomic<Milliseconds> verdictAfter{Milliseconds(0)};
 
 // Returns the ranks that have connected.
 std::vector<int> members(const Communicator& comm) {
@@ -70,14 +74,21 @@ void DiagnosisClient::open(
   } else if (!comm_.api().has(Feature::ring)) {
     options.poll = [](bool) { return false; };
   }
-  const auto& global = comm_.group().globalRanks;
-  const auto rank = static_cast<size_t>(comm_.rank());
-  options.dump = [rank = rank < global.size() ? static_cast<int>(global[rank]) : comm_.rank()] {
-    // Runs in another thread: the wait for the GIL may be long, and the thread that asks for the
-    // dump must not block.
-    if (auto unfinished = ExitGuard::begin()) {
-      Monitor::get().runDetached(
-          [unfinished = std::move(unfinished), rank] { process_recorder::dumpAfterFailure(rank); });
+  if (verdictAfter.load().count() > 0) {
+    earlyAfter_ = verdictAfter;
+    auto early = options;
+    if (early.poll) {
+      early.poll = [](bool) { return false; };  // only one caller may take the library's news
+    }
+    early.goesOn = true;
+    early_.store(
+        HangDiagnosis::open(
+            std::make_unique<StoreBoard>(c10::make_intrusive<c10d::PrefixStore>("early", store_)),
+            std::move(early)));
+  }
+  options.dump = [this, weak = std::weak_ptr(comm_.shared_from_this())] {
+    if (const auto comm = weak.lock()) {
+      dump();
     }
   };
   auto board = std::make_unique<StoreBoard>(store_);
@@ -126,6 +137,13 @@ void DiagnosisClient::openShrunk(DiagnosisClient& parent, const std::vector<int>
 
 void DiagnosisClient::close() {
   status_.store({});
+  if (const auto early = early_.exchange({})) {
+    if (comm_.failureState().get()) {
+      early->close();  // the failure has been reported
+    } else {
+      earlyVerdicts_.close(*early);
+    }
+  }
   if (const auto diagnosis = this->diagnosis()) {
     diagnosis->close();
   }
@@ -159,6 +177,7 @@ void DiagnosisClient::check(Clock::time_point now) noexcept {
     if (comm_.failureState().get()) {
       return;
     }
+    checkEarly(now);
     if (first && noticeDeath(now)) {
       return;
     }
@@ -256,14 +275,58 @@ void DiagnosisClient::answer(Clock::time_point now) {
   if (!diagnosis) {
     return;
   }
-  const auto rings = comm_.library().ring(diagnosis->takeRing() ? 1 : 0);
-  if (rings > heardRings_) {
-    heardRings_ = rings;
-    diagnosis->notice();
+  const auto early = early_.load();
+  const bool ring = diagnosis->takeRing();
+  const bool ringEarly = early && early->takeRing();
+  const auto rings = comm_.library().ring(ring || ringEarly ? 1 : 0);
+  const bool news = rings > heardRings_;
+  heardRings_ = std::max(rings, heardRings_);
+  for (const auto& each : {diagnosis, early}) {
+    if (each && news) {
+      each->notice();
+    }
+    if (each && each->wantsStatus()) {
+      each->answer(snapshot(now));
+    }
   }
-  if (diagnosis->wantsStatus()) {
-    diagnosis->answer(snapshot(now));
+}
+
+void DiagnosisClient::leave(const std::string& how) const noexcept {
+  if (store_ && !comm_.failureState().get()) {
+    left_words::leave(store_, comm_.rank(), how, comm_.inFlight());
   }
+}
+
+std::string DiagnosisClient::leftWords(const std::vector<int>& ranks) const noexcept {
+  return store_ && !ranks.empty() ? left_words::tell(store_, ranks, comm_.group()) : "";
+}
+
+void DiagnosisClient::checkEarly(Clock::time_point now) {
+  const auto early = early_.load();
+  if (!early || comm_.closed()) {
+    return;
+  }
+  if (earlyVerdicts_.look(*early)) {
+    dump();
+  }
+  const auto late = earlyVerdicts_.overdue(now, earlyAfter_, {});
+  earlyVerdicts_.ask(
+      *early, late, now, earlyAfter_, {}, [&](const Operation& op, Clock::time_point deadline) {
+        return request(op, now, earlyAfter_, deadline);
+      });
+}
+
+void DiagnosisClient::dump() const {
+  // Runs in another thread: the wait for the GIL may be long, and the caller must not block.
+  if (auto unfinished = ExitGuard::begin()) {
+    const auto rank = static_cast<int>(comm_.globalRanks().at(comm_.rank()));
+    Monitor::get().runDetached(
+        [unfinished = std::move(unfinished), rank] { process_recorder::dumpAfterFailure(rank); });
+  }
+}
+
+void DiagnosisClient::setVerdictAfter(Milliseconds time) {
+  verdictAfter = time;
 }
 
 void DiagnosisClient::checkDeadline(
@@ -319,6 +382,7 @@ void DiagnosisClient::explainFailure(const Operation& op) {
 void DiagnosisClient::learnOfFailure() {
   apart([this] {
     auto failure = comm_.failureState().elsewhere();
+    failure.message += leftWords(failure.ranks);
     const auto diagnosis = this->diagnosis();
     if (auto verdict = diagnosis ? diagnosis->awaitOthers() : std::nullopt) {
       failure.verdict = std::move(verdict->text);

@@ -16,6 +16,7 @@
 #include "comm/Communicator.hpp"
 #include "comm/Peer.hpp"
 #include "comm/ProcessActivity.hpp"
+#include "comm/StandingVerdicts.hpp"
 #include "monitor/Deadlines.hpp"
 #include "monitor/HangDiagnosis.hpp"
 
@@ -23,7 +24,7 @@ namespace torchcomms_pg {
 
 class DiagnosisClient {
  public:
-  explicit DiagnosisClient(Communicator& comm) : comm_(comm) {}
+  explicit DiagnosisClient(Communicator& comm) : comm_(comm), earlyVerdicts_(comm) {}
 
   // `peers`: the ranks' processes. A group of one rank has no part in any diagnosis.
   void open(
@@ -63,6 +64,11 @@ class DiagnosisClient {
   std::optional<Verdict> onFailure(
       const Operation& op, ncclResult_t result, const std::string& why);
 
+  // Leaves word that this rank ends the group, unless the group has failed.
+  void leave(const std::string& how) const noexcept;
+  // Returns the words that `ranks` have left, see left_words::tell().
+  std::string leftWords(const std::vector<int>& ranks) const noexcept;
+
   // Asks all ranks of the process's largest group, if it is larger than this one, to write their
   // records: torch's analyser needs the records of all ranks. Blocks for at most a second.
   void askForDumps();
@@ -74,6 +80,10 @@ class DiagnosisClient {
   void endRelaxation(Clock::time_point end);
   // Returns the time until all relaxations have ended.
   Milliseconds relaxed() const;
+
+  // Sets after which time of an operation the ranks of groups that are opened from now on print a
+  // verdict that ends nothing; 0 for none.
+  static void setVerdictAfter(Milliseconds time);
 
  private:
   // Fails the communicator if an operation in flight can no longer end, since a rank has died.
@@ -101,11 +111,17 @@ class DiagnosisClient {
   // Prints why `op` goes on waiting after `timeout`, once for each operation.
   void tellExtension(const Operation& op, Milliseconds timeout, const std::string& why);
   HangDiagnosis::Snapshot snapshot(Clock::time_point now);
+  // Does what is due for verdicts that end nothing.
+  void checkEarly(Clock::time_point now);
+  // Writes the recorder's dump in a separate thread.
+  void dump() const;
   void apart(std::function<void()> body);
   std::shared_ptr<HangDiagnosis> diagnosis() const { return diagnosis_.load(); }
 
   Communicator& comm_;
   AtomicShared<HangDiagnosis> diagnosis_;  // null without peers or a store
+  AtomicShared<HangDiagnosis> early_;      // finds verdicts that end nothing; null for none
+  Milliseconds earlyAfter_{0};             // set before `early_`
   c10::intrusive_ptr<c10d::Store> store_;
   std::vector<Peer> peers_;
   uint64_t key_ = 0;                 // the group's key, see GroupCounts
@@ -128,6 +144,7 @@ class DiagnosisClient {
   int idleTicks_ = 0;
   Deadlines deadlines_;
   std::optional<Operation> overdue_;  // subject of the diagnosis
+  StandingVerdicts earlyVerdicts_;
 };
 
 }  // namespace torchcomms_pg

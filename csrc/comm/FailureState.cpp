@@ -9,6 +9,7 @@
 #include "base/ExitGuard.hpp"
 #include "comm/Communicator.hpp"
 #include "comm/DiagnosisClient.hpp"
+#include "comm/ErrorFile.hpp"
 #include "comm/HookCall.hpp"
 #include "comm/ProcessTotals.hpp"
 #include "host/Interrupt.hpp"
@@ -98,8 +99,9 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
   }
   auto table = comm_.hooks()->table();
   auto first = comm_.groupHooks().failed();
-  const bool dump = cause != Cause::requested && comm_.recorders().any();
-  if (first || !table->abort.empty() || end || dump) {
+  const bool tells = cause != Cause::requested;
+  const bool dump = tells && comm_.recorders().any();
+  if (first || !table->abort.empty() || tells) {
     // Hooks may need the GIL and take time, and so may their destructors. The thread that found the
     // failure must wait for neither.
     const auto done = std::make_shared<std::promise<void>>();
@@ -111,9 +113,13 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
                                 table = std::move(table),
                                 end,
                                 dump,
-                                text = ours->message,
+                                tells,
+                                ours,
                                 done] {
       inAbortHook = true;
+      if (tells) {
+        error_file::write("torchcomms_pg.CommError: " + ours->text());
+      }
       if (dump) {
         comm->recorders().dump();
       }
@@ -127,7 +133,7 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
         comm->diagnosis().awaitDumps(end ? kDumpPatience : Milliseconds(0));
       }
       if (end) {
-        endProcess(text);
+        endProcess(ours->message);
       }
       inAbortHook = false;  // this thread may run other bodies
       done->set_value();
@@ -212,6 +218,7 @@ std::exception_ptr FailureState::error(const Operation& op, ncclResult_t result)
       why);
   if (result == ncclRemoteError) {
     failure.ranks = report.ranks;
+    failure.message += comm_.diagnosis().leftWords(report.ranks);
   }
   if (report.result == ncclSuccess || report.result == ncclInProgress) {
     return std::make_exception_ptr(CommError(std::move(failure)));  // only this call has failed

@@ -1,12 +1,14 @@
 #include "comm/GroupActivity.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <utility>
 
 #include "base/PerProcess.hpp"
 #include "comm/LastWords.hpp"
+#include "comm/OtherWaits.hpp"
 #include "comm/RecordedOp.hpp"
 #include "host/Process.hpp"
 #include "monitor/Compiling.hpp"
@@ -61,6 +63,9 @@ void tellGroups(const GroupActivity& asked, RankStatus& answer) {
     if (known && !group->closed()) {
       answer.counts.push_back(group->issued().all(key, group->globalRanks()));
     }
+  }
+  if (!threads) {  // otherwise it is not known which rank's thread waits
+    std::ranges::move(other_waits::ofDiagnosis(), std::back_inserter(answer.waits));
   }
 }
 

@@ -40,6 +40,9 @@ class GroupActivity {
   // Returns the remaining time for which the rank has asked its peers to wait, or 0.
   virtual Milliseconds relaxed() const = 0;
   virtual bool closed() const = 0;
+  // Leaves word for the other ranks, which may fail in the group, that this rank is about to end
+  // it. `how`: "destroyed the group at ...". Blocks for at most 300 ms.
+  virtual void leave(const std::string& how) const noexcept = 0;
   // Returns the client that finds late ranks.
   virtual const LatenessClient& lateness() const = 0;
 };

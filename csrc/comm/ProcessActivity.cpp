@@ -15,6 +15,7 @@
 
 #include "base/NeverDestroyed.hpp"
 #include "base/PerProcess.hpp"
+#include "comm/OtherWaits.hpp"
 #include "comm/RecordedOp.hpp"
 #include "comm/StoreBoard.hpp"
 #include "comm/StorePlace.hpp"
@@ -256,6 +257,7 @@ status::Description describeProcess() {
     told.store = told.store.empty() ? each.store : told.store;
     ranks[threads ? each.rank() : all.front().rank()].push_back(&each);
   }
+  told.otherWaits = other_waits::ofStatus();
   auto lines = std::make_shared<std::vector<Line>>();
   for (const auto& [number, groups] : ranks) {
     status::RankActivity activity;
@@ -392,6 +394,20 @@ std::string heldUpBy(const GroupActivity& group, const Operation& op, Millisecon
       if (same && asked.ageMs >= told.question.tookMs) {
         return job.heldUpBy(*known, job.judge(*known, group.rank(), asked));
       }
+    }
+  }
+  return "";
+}
+
+std::string explain(const std::string& text, Milliseconds patience) {
+  if (status::StatusServer::folder().empty() || shown().empty()) {
+    return "";
+  }
+  const auto told = askJob({0, patience.count()});
+  const status::Job job(told.hosts, told.unreached, told.question);
+  for (const auto& wait : job.otherWaits()) {
+    if (wait.text == text) {
+      return wait.verdict;
     }
   }
   return "";

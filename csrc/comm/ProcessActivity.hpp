@@ -36,6 +36,11 @@ class StatusPart {
 // errors.
 std::string heldUpBy(const GroupActivity& group, const Operation& op, Milliseconds patience);
 
+// Asks the job's processes which ranks are in the wait `text`, in which this process is, and for
+// the places of the others. Returns the verdict, or "" if it is not known. Blocks. Raises the
+// status's errors.
+std::string explain(const std::string& text, Milliseconds patience);
+
 // Sets the run's id, which the launcher gave this process, for the process's status.
 void setRunId(const std::string& run);
 

@@ -276,7 +276,7 @@ void DiagnosisProtocol::finish(const std::optional<Verdict>& verdict) {
     const auto overKey = key("over");
     outcome_.over = outcome_.broken.empty() && !round_.wrote && isOver(overKey);
     if (!outcome_.over) {
-      standing_.push_back({overKey, round_.wrote, now_});
+      standing_.push_back({overKey, round_.wrote, now_, verdict->about});
     }
   }
   outcome_.ended = true;

@@ -85,9 +85,16 @@ class DiagnosisProtocol {
   Outcome step(Wanted wanted, Clock::time_point now);
   // Returns whether no round goes on.
   bool idle() const { return phase_ == Phase::idle; }
-  // Returns the time of the latest standing verdict, or nullopt if no verdict stands.
-  std::optional<Clock::time_point> standing() const {
-    return standing_.empty() ? std::nullopt : std::optional(standing_.back().since);
+  // A verdict that stands in a group that goes on.
+  struct Standing {
+    std::string key;  // the board has, under this key, the text that ends the verdict
+    bool led = false;
+    Clock::time_point since;
+    Wait about;
+  };
+  // Returns the latest standing verdict, or nullopt if no verdict stands.
+  std::optional<Standing> standing() const {
+    return standing_.empty() ? std::nullopt : std::optional(standing_.back());
   }
   // Returns whether this rank has led to a standing verdict.
   bool ledStanding() const { return std::ranges::any_of(standing_, &Standing::led); }
@@ -122,12 +129,6 @@ class DiagnosisProtocol {
   void finish(const std::optional<Verdict>& verdict);
   std::string key(const std::string& name) const;
 
-  // A verdict that stands in a group that goes on.
-  struct Standing {
-    std::string key;  // the board has, under this key, the text that ends the verdict
-    bool led = false;
-    Clock::time_point since;
-  };
   struct Round {
     bool leads = false;
     Clock::time_point begun;

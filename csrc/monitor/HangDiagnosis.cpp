@@ -21,7 +21,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kLagging{200};
 
 // RunningTime after which a step of which a failure's reason is awaited counts as hanging in the
-// store, and limit of the wait for the request for dumps.
+// store, and limit of the waits for the request for dumps and for a verdict's end.
 constexpr milliseconds kStuck{1000};
 
 // Interval at which a waiting thread looks at the time.
@@ -131,7 +131,7 @@ std::optional<Verdict> HangDiagnosis::final() const {
   return verdict_ && verdict_->extensionMs == 0 ? verdict_ : std::nullopt;
 }
 
-std::optional<HangDiagnosis::Clock::time_point> HangDiagnosis::standing() const {
+std::optional<DiagnosisProtocol::Standing> HangDiagnosis::standing() const {
   std::lock_guard lock(mutex_);
   return standing_;
 }
@@ -142,6 +142,11 @@ void HangDiagnosis::end(const std::string& text) {
     end_ = text;
     wake();
   }
+}
+
+void HangDiagnosis::awaitEnd() {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, kStuck, [&] { return (!end_ && !stepping_) || !broken_.empty(); });
 }
 
 void HangDiagnosis::notice() {

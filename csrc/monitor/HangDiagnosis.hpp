@@ -57,11 +57,12 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
   // Returns the verdict of a diagnosis that ended with the group's failure, or nullopt if there was
   // no such diagnosis.
   std::optional<Verdict> final() const;
-  // Returns the time of the latest standing verdict of a group that goes on, or nullopt if no
-  // verdict stands.
-  std::optional<Clock::time_point> standing() const;
+  // Returns the latest standing verdict of a group that goes on, or nullopt if no verdict stands.
+  std::optional<DiagnosisProtocol::Standing> standing() const;
   // Ends the standing verdict to which this rank led, if any: all ranks print `text`.
   void end(const std::string& text);
+  // Blocks until the ranks can read that end, for at most a second. Not for the monitor's thread.
+  void awaitEnd();
   // Returns whether to ring the other ranks; true once for each reason.
   bool takeRing() { return ring_.exchange(false, std::memory_order_acq_rel); }
 
@@ -119,11 +120,11 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
   Clock::duration foundAt_{};  // when the ranks last found a verdict
   std::optional<Snapshot> snapshot_;
   std::optional<Verdict> verdict_;
-  Wait verdictOn_;                             // what this rank asked about
-  std::string broken_;                         // reason why the board cannot be used
-  std::optional<Clock::time_point> standing_;  // time of the latest standing verdict
-  bool led_ = false;                           // this rank has led to a standing verdict
-  std::optional<std::string> end_;             // ends that verdict
+  Wait verdictOn_;                                       // what this rank asked about
+  std::string broken_;                                   // reason why the board cannot be used
+  std::optional<DiagnosisProtocol::Standing> standing_;  // the latest standing verdict
+  bool led_ = false;                                     // this rank has led to a standing verdict
+  std::optional<std::string> end_;                       // ends that verdict
 };
 
 }  // namespace torchcomms_pg

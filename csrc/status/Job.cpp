@@ -26,9 +26,17 @@ std::string pythonOf(const ProcessStatus& process) {
          (process.threads.empty() ? "" : "; Python's stacks:\n" + process.threads);
 }
 
+std::string named(const std::vector<int64_t>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  }
+  return text;
+}
+
 // Returns where the rank's main thread is: the line in which it called its oldest operation, or
 // Python's place.
-std::string placeOf(const Job::Member& member) {
+std::string lineOf(const Job::Member& member) {
   const auto& ops = member.told->ops;
   if (!ops.empty() && !ops.front().calledAt.empty()) {
     return ops.front().calledAt + ", in " + ops.front().text;
@@ -98,6 +106,8 @@ Job::Job(
   }
   noteMissing();
   noteUnused();
+  judgeOtherWaits();
+  healthy_ = healthy_ && otherWaits_.empty();
 }
 
 std::vector<const Job::Group*> Job::groups() const {
@@ -221,6 +231,92 @@ void Job::noteUnused() {
   }
 }
 
+void Job::judgeOtherWaits() {
+  std::map<std::string, std::map<int64_t, const OtherWait*>> byText;
+  for (const auto& rank : ranks_) {
+    for (const auto& wait : rank.process->otherWaits) {
+      byText[wait.text][rank.activity->rank] = &wait;
+    }
+  }
+  const auto least = std::max(question_.lateMs, question_.tookMs);
+  for (const auto& [text, waiting] : byText) {
+    const auto& [first, longest] =
+        *std::ranges::max_element(waiting, {}, [](const auto& each) { return each.second->ageMs; });
+    WaitElsewhere found{text, longest->ageMs, {}, {}, ""};
+    std::set<int64_t> missing;
+    for (const auto& [rank, wait] : waiting) {
+      found.there.push_back(rank);
+      missing.insert(wait->ranks.begin(), wait->ranks.end());
+    }
+    if (longest->meets) {
+      std::erase_if(missing, [&](int64_t rank) { return waiting.contains(rank); });
+    }
+    found.waitsFor.assign(missing.begin(), missing.end());
+    if (longest->ageMs < least || missing.empty()) {
+      continue;
+    }
+    found.verdict = text + ", begun " + tenths(longest->ageMs) + " ago on " + named(found.there) +
+                    (longest->meets ? ": " : ", waits for ") + named(found.waitsFor) +
+                    (!longest->meets              ? ""
+                     : found.waitsFor.size() == 1 ? " has not come"
+                                                  : " have not come");
+    for (const auto rank : found.waitsFor) {
+      const auto* const known = elsewhere(rank);
+      const bool otherName =
+          longest->meets && known != nullptr &&
+          std::ranges::any_of(known->process->otherWaits, [&](const auto& other) {
+            return other.meets && other.ranks == longest->ranks;
+          });
+      found.verdict += "\n  rank " + std::to_string(rank) + ": " + placeOf(rank) +
+                       (otherName ? "; these are the same ranks under another name: all ranks have "
+                                    "to make the same groups in the same order"
+                                  : "");
+    }
+    std::map<std::string, std::vector<int64_t>> places;
+    for (const auto& [rank, wait] : waiting) {
+      if (!missing.contains(rank)) {
+        places[wait->calledAt].push_back(rank);
+      }
+    }
+    for (const auto& [place, ranks] : places) {
+      found.verdict += "\n  " + named(ranks) + ": called at " + place;
+    }
+    found.verdict = printable(found.verdict);
+    otherWaits_.push_back(std::move(found));
+  }
+  std::ranges::sort(otherWaits_, [](const auto& one, const auto& other) {
+    return std::pair(-one.ageMs, one.text) < std::pair(-other.ageMs, other.text);
+  });
+}
+
+// Returns where a rank is, for people: in its longest wait or its oldest operation, with its line,
+// or Python's place.
+std::string Job::placeOf(int64_t rank) const {
+  const auto* const known = elsewhere(rank);
+  if (known == nullptr) {
+    const auto quiet = std::ranges::find_if(quiet_, [rank](const auto& each) {
+      return std::ranges::any_of(
+          each.process->memberships, [rank](const auto& in) { return in.rank == rank; });
+    });
+    return quiet == quiet_.end() ? silentOf(0, rank).text : quiet->process->text;
+  }
+  const auto& waits = known->process->otherWaits;
+  if (!waits.empty()) {
+    const auto& longest = *std::ranges::max_element(waits, {}, &OtherWait::ageMs);
+    return "in " + longest.text + " since " + tenths(longest.ageMs) + ", called at " +
+           longest.calledAt;
+  }
+  std::string text;
+  for (const auto& group : known->activity->groups) {
+    if (text.empty() && !group.ops.empty()) {
+      const auto& op = group.ops.front();
+      text = "in " + op.text + " of group '" + group.name + "' since " + tenths(op.ageMs) +
+             (op.calledAt.empty() ? "" : ", called at " + op.calledAt);
+    }
+  }
+  return text.empty() ? "in no operation\n      " + pythonOf(*known->process) : text;
+}
+
 const Job::Quiet* Job::quietOf(uint64_t id, int64_t rank) const {
   const auto found = silent_.find({id, rank});
   return found == silent_.end() ? nullptr : &found->second;
@@ -314,7 +410,7 @@ std::string Job::heldUpBy(const Group& group, const Finding& finding) const {
     const auto found = group.members.find(rank);
     text += (i == 0 ? "for rank " : "; for rank ") + std::to_string(global) +
             (found == group.members.end() ? ": " + silentOf(group.id, global).text
-                                          : ", at " + placeOf(found->second));
+                                          : ", at " + lineOf(found->second));
   }
   if (verdict.ranks.size() > kMostNamed) {
     text += "; and for " + std::to_string(verdict.ranks.size() - kMostNamed) + " more ranks";

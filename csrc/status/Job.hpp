@@ -56,6 +56,15 @@ class Job {
     std::optional<Finding> waits;       // nullopt if no operation is late
   };
 
+  // A wait that is no operation of a group, in which one rank or several have been for long.
+  struct WaitElsewhere {
+    std::string text;
+    int64_t ageMs = 0;              // of the rank that has waited longest
+    std::vector<int64_t> there;     // global ranks that are in this wait
+    std::vector<int64_t> waitsFor;  // global ranks that are missing, or are waited for
+    std::string verdict;            // for people
+  };
+
   // A process that does not answer, and its host.
   struct Quiet {
     const HostStatus* host = nullptr;
@@ -81,6 +90,9 @@ class Job {
   const std::vector<Quiet>& quiet() const { return quiet_; }
   // Returns the global ranks whose processes are not known.
   const std::set<int64_t>& missing() const { return missing_; }
+  // Returns the waits of at least the question's age, longest first, without those in which all
+  // ranks are.
+  const std::vector<WaitElsewhere>& otherWaits() const { return otherWaits_; }
   // Returns the hosts that have not answered; none if no rank is missing, since the store also
   // names hosts that have left the job.
   std::vector<UnreachedHost> unreached() const;
@@ -107,6 +119,8 @@ class Job {
   void noteMissing();
   void noteUnused();
   std::optional<Finding> judge(const Group& group) const;
+  void judgeOtherWaits();
+  std::string placeOf(int64_t rank) const;
 
   const std::vector<HostStatus>& hosts_;
   const std::vector<UnreachedHost>& unreached_;
@@ -121,6 +135,7 @@ class Job {
   std::vector<Quiet> quiet_;
   std::set<int64_t> missing_;
   std::set<uint64_t> unused_;  // ids of groups
+  std::vector<WaitElsewhere> otherWaits_;
   bool healthy_ = true;
 };
 

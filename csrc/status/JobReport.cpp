@@ -57,6 +57,17 @@ class Report {
           json.objectElement([&] { writeGroup(json, *group); });
         }
       });
+      json.listField("waits", [&] {
+        for (const auto& wait : job_.otherWaits()) {
+          json.objectElement([&] {
+            json.field("operation", printable(wait.text));
+            json.field("since_s", seconds(wait.ageMs));
+            json.field("there", wait.there);
+            json.field("waits_for", wait.waitsFor);
+            json.field("verdict", wait.verdict);
+          });
+        }
+      });
       json.listField("ranks", [&] { writeRanks(json); });
     });
     return json.take();

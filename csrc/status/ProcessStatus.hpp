@@ -112,6 +112,19 @@ struct RankActivity {
   static void fields(auto& self, auto& visit) { visit(self.rank, self.groups, self.counts); }
 };
 
+// A wait for other ranks that is no operation of a group, such as in new_group.
+struct OtherWait {
+  std::string text;            // equal on all ranks that meet
+  std::vector<int64_t> ranks;  // global ranks that are waited for
+  bool meets = false;          // true if each of `ranks` has to come to the same wait
+  int64_t ageMs = 0;
+  std::string calledAt;  // line of Python
+
+  static void fields(auto& self, auto& visit) {
+    visit(self.text, self.ranks, self.meets, self.ageMs, self.calledAt);
+  }
+};
+
 struct ProcessStatus {
   uint32_t pid = 0;
   std::string host;
@@ -123,6 +136,7 @@ struct ProcessStatus {
   int64_t compilingMs = -1;     // see RankStatus
   int64_t compiledMs = -1;
   std::vector<RankActivity> ranks;
+  std::vector<OtherWait> otherWaits;
 
   static void fields(auto& self, auto& visit) {
     visit(
@@ -135,7 +149,8 @@ struct ProcessStatus {
         self.pythonSilentMs,
         self.compilingMs,
         self.compiledMs,
-        self.ranks);
+        self.ranks,
+        self.otherWaits);
   }
 };
 

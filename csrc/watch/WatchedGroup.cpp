@@ -6,6 +6,8 @@
 #include <numeric>
 
 #include "base/ExitGuard.hpp"
+#include "comm/ErrorFile.hpp"
+#include "comm/LeftWords.hpp"
 #include "comm/Peer.hpp"
 #include "comm/ProcessTotals.hpp"
 #include "comm/StoreBoard.hpp"
@@ -100,6 +102,10 @@ void WatchedGroup::open(const c10::intrusive_ptr<c10d::Store>& store) {
                           : describeSilent(known);
   };
   options.goesOn = true;
+  {
+    std::lock_guard lock(mutex_);
+    store_ = own;
+  }
   auto diagnosis = HangDiagnosis::open(std::make_unique<StoreBoard>(own), std::move(options));
   auto bell = Bell::of(store);
   bell->listen(key_, diagnosis);
@@ -134,17 +140,20 @@ void WatchedGroup::close() {
   inFlight_.totals().keepLateness(lateness_.judged());
   // Releases the store: its port may be needed again at once.
   if (const auto diagnosis = diagnosis_.exchange({})) {
-    diagnosis->close();
     if (diagnosis->standing()) {
-      printLine(
-          "[rank " + group_.numberOf(rank_) + "] torchcomms_pg: the verdict on group '" +
-          group_.name + "' is over: the group has been destroyed");
+      for (const auto& op : operations([](const WatchedOp&) { return true; })) {
+        if (const auto end = op->ask()) {
+          endAsked(*op, end->completed);
+        }
+      }
     }
+    verdicts_.close(*diagnosis);
   }
   bell_.store({});
   status_.store({});
   {
     std::lock_guard lock(mutex_);
+    store_.reset();
     told_.clear();  // the list of operations in flight keeps them
   }
   for (const auto& op : operations([](const WatchedOp&) { return true; })) {
@@ -380,6 +389,9 @@ void WatchedGroup::finish(
     return;
   }
   const auto& op = watched.operation();
+  if (!completed && !closed()) {
+    tellError(op);
+  }
   op.recording->end(completed, duration, -1);
   if (!op.async && !queues()) {
     inFlight_.totals().noteWait(op.kind, lasted);
@@ -395,8 +407,13 @@ void WatchedGroup::check(Clock::time_point now) noexcept {
     if (!diagnosis || closed()) {
       return;
     }
-    checkEnd(*diagnosis);
-    const auto late = asked_ ? std::nullopt : overdue(now);
+    if (verdicts_.look(*diagnosis)) {
+      process_totals::noteFailure(inFlight_.totals());
+      dump();
+    }
+    const Milliseconds timeout(timeoutMs_.load(std::memory_order_relaxed));
+    const Clock::time_point lastEnd{Clock::duration(lastEnd_.load(std::memory_order_relaxed))};
+    const auto late = verdicts_.overdue(now, timeout, lastEnd);
     const bool wanted = diagnosis->wantsStatus() || late;
     const bool known = forgetRaised(now, wanted);
     wantedAt_ = !wanted ? std::nullopt : wantedAt_ ? wantedAt_ : std::optional(now);
@@ -404,11 +421,17 @@ void WatchedGroup::check(Clock::time_point now) noexcept {
       return;  // a thread that seems to be in a call may have left it
     }
     answer(*diagnosis, now);
-    if (late && inFlight_.has(*late)) {
-      asked_ = late;
-      askedBegun_ = begun(*late);
-    }
-    askAbout(*diagnosis, now);
+    verdicts_.ask(
+        *diagnosis,
+        late,
+        now,
+        timeout,
+        lastEnd,
+        [&](const Operation& op, Clock::time_point deadline) {
+          auto request = requestAbout(*this, op, now, timeout, deadline);
+          request.mayHaveEnded = isPointToPoint(op.kind) && !queues();
+          return request;
+        });
   } catch (const std::exception&) {
     // Out of memory, or no thread can be started; the next tick tries again.
   }
@@ -425,43 +448,6 @@ void WatchedGroup::answer(HangDiagnosis& diagnosis, Clock::time_point now) {
   }
 }
 
-void WatchedGroup::checkEnd(HangDiagnosis& diagnosis) {
-  if (subject_ && !inFlight_.has(*subject_)) {
-    const auto took = std::chrono::duration_cast<Milliseconds>(Clock::now() - subject_->issued);
-    diagnosis.end(
-        "the verdict on group '" + group_.name + "' is over: " + describe(*subject_) +
-        " has ended, " + inSeconds(took) + " after its issue on rank " + group_.numberOf(rank_));
-    subject_.reset();
-  }
-  const auto standing = diagnosis.standing();
-  if (standing && *standing != dumped_) {
-    dumped_ = *standing;
-    process_totals::noteFailure(inFlight_.totals());
-    dump();
-  }
-  settled_ = standing ? *standing : subject_ ? settled_ : Clock::time_point{};
-}
-
-Clock::time_point WatchedGroup::begun(const Operation& op) const {
-  const Clock::time_point lastEnd{Clock::duration(lastEnd_.load(std::memory_order_relaxed))};
-  return op.collective ? std::max(op.issued, lastEnd) : op.issued;
-}
-
-std::optional<Operation> WatchedGroup::overdue(Clock::time_point now) {
-  const Milliseconds timeout(timeoutMs_.load(std::memory_order_relaxed));
-  return inFlight_.inspect([&](const auto& ops, const Operation&) {
-    std::optional<Operation> found;
-    for (const auto& entry : ops) {
-      const auto& op = *entry.op;
-      if (op.issued >= settled_ && deadlines_.passed(op.issued, begun(op), timeout, now)) {
-        found.emplace().noteFrom(op);
-        break;
-      }
-    }
-    return found;
-  });
-}
-
 bool WatchedGroup::forgetRaised(Clock::time_point now, bool wanted) {
   bool known = true;
   const auto inCalls = operations(
@@ -476,34 +462,44 @@ bool WatchedGroup::forgetRaised(Clock::time_point now, bool wanted) {
   return known;
 }
 
-void WatchedGroup::askAbout(HangDiagnosis& diagnosis, Clock::time_point now) {
-  if (!asked_) {
-    return;
-  }
-  const auto timeout = Milliseconds(timeoutMs_.load(std::memory_order_relaxed));
-  auto request = requestAbout(*this, *asked_, now, timeout, askedBegun_ + timeout);
-  request.ended = !inFlight_.has(*asked_);
-  request.mayHaveEnded = isPointToPoint(asked_->kind) && !queues();
-  if (const auto verdict = diagnosis.ask(request, now)) {
-    take(*verdict, *std::exchange(asked_, std::nullopt), request.wait, now);
+c10::intrusive_ptr<c10d::Store> WatchedGroup::store() const {
+  std::lock_guard lock(mutex_);
+  return store_;
+}
+
+void WatchedGroup::leave(const std::string& how) const noexcept {
+  if (const auto store = this->store()) {
+    left_words::leave(store, rank_, how, inFlight_);
   }
 }
 
-void WatchedGroup::take(
-    const Verdict& verdict, const Operation& op, const Wait& asked, Clock::time_point now) {
-  if (verdict.extensionMs == 0) {
-    // The verdict may be about another operation, whose end is then another rank's to report.
-    if (isSameOperation(verdict.about, asked)) {
-      subject_ = op;
-    }
-    settled_ = now;
+void WatchedGroup::tellError(const Operation& op) noexcept {
+  const auto store = this->store();
+  auto unfinished = ExitGuard::begin();
+  if (!store || !unfinished || erred_.exchange(true)) {
     return;
   }
-  const bool first = deadlines_.extend(Milliseconds(verdict.extensionMs), now);
-  if (first && inFlight_.has(op) && !isPointToPoint(op.kind)) {
-    printLine(
-        "torchcomms_pg: " + describe(op) + " of group '" + group_.name + "' on rank " +
-        group_.numberOf(rank_) + " waits on after " + inSeconds(op.timeout) + ": " + verdict.text);
+  try {
+    // The thread keeps the store, since the program may destroy the group at once.
+    Monitor::get().runDetached([unfinished = std::move(unfinished),
+                                store,
+                                group = group_,
+                                size = size_,
+                                what = describe(op),
+                                number = group_.numberOf(rank_),
+                                rank = static_cast<int>(globalRanks()[rank_])] {
+      std::vector<int> ranks(size);
+      std::iota(ranks.begin(), ranks.end(), 0);
+      const auto words = left_words::tell(store, ranks, group);
+      if (!words.empty()) {
+        const auto text = what + " of group '" + group.name + "' has failed" + words;
+        printLine("[rank " + number + "] torchcomms_pg: " + text);
+        error_file::write(text);
+      }
+      process_recorder::dumpAfterFailure(rank);
+    });
+  } catch (const std::exception&) {
+    // No thread can be started.
   }
 }
 

@@ -20,8 +20,8 @@
 #include "comm/OwnProcess.hpp"
 #include "comm/ProcessActivity.hpp"
 #include "comm/RecordedOp.hpp"
+#include "comm/StandingVerdicts.hpp"
 #include "device/EventPoller.hpp"
-#include "monitor/Deadlines.hpp"
 #include "monitor/HangDiagnosis.hpp"
 #include "monitor/Monitor.hpp"
 #include "operation/Operation.hpp"
@@ -91,6 +91,7 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   Milliseconds relaxed() const override { return Milliseconds(0); }
   bool closed() const override { return closed_.load(std::memory_order_acquire); }
 
+  void leave(const std::string& how) const noexcept override;
   void check(Clock::time_point now) noexcept override;
   void abortInFlight(const char*) noexcept override {}
   std::string failureMessage() const override { return ""; }
@@ -112,20 +113,15 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   std::vector<std::shared_ptr<WatchedOp>> operations(auto chosen) const;
   std::shared_ptr<HangDiagnosis> diagnosis() const { return diagnosis_.load(); }
   void answer(HangDiagnosis& diagnosis, Clock::time_point now);
-  // Returns the time from which an operation's deadline counts: a queued collective first waits for
-  // the one before it.
-  Clock::time_point begun(const Operation& op) const;
-  // Returns the oldest overdue operation without a verdict.
-  std::optional<Operation> overdue(Clock::time_point now);
   // Forgets operations whose calls have raised, which no hook reports: asks Python now and then
   // about calls that have not returned, and about all of them if `wanted`. Returns false while
   // Python is being asked.
   bool forgetRaised(Clock::time_point now, bool wanted);
-  void checkEnd(HangDiagnosis& diagnosis);
-  void askAbout(HangDiagnosis& diagnosis, Clock::time_point now);
-  // Reacts to the verdict that this rank got when it asked about `op`, which waits for `asked`.
-  void take(const Verdict& verdict, const Operation& op, const Wait& asked, Clock::time_point now);
   void dump();
+  // Prints that the backend has ended `op` by an error, and the words that ranks have left, if any.
+  // Has an effect once.
+  void tellError(const Operation& op) noexcept;
+  c10::intrusive_ptr<c10d::Store> store() const;
 
   const Group group_;
   const int rank_;
@@ -139,7 +135,7 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   LatenessClient lateness_;
   InFlightOps inFlight_;
   RecordedOp::Recorders recorders_;
-  std::atomic<Clock::rep> lastEnd_{0};
+  std::atomic<Clock::rep> lastEnd_{0};  // a queued collective first waits for the one before it
   // null for a group of one rank
   AtomicShared<HangDiagnosis> diagnosis_;
   AtomicShared<Bell> bell_;
@@ -147,7 +143,10 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
 
   std::atomic<bool> asking_{false};  // the device's thread polls operations that threads wait for
 
-  std::mutex mutex_;
+  std::atomic<bool> erred_{false};  // an operation has ended by an error
+
+  mutable std::mutex mutex_;
+  c10::intrusive_ptr<c10d::Store> store_;  // the group's part; null if closed or not opened
   // Operations whose completion the backend reports, and the keys of completions that it reported
   // before the call returned.
   std::unordered_map<uint64_t, std::shared_ptr<WatchedOp>> told_;
@@ -156,13 +155,8 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   std::vector<std::pair<c10::Device, EventPoller*>> devices_;  // joined devices
 
   // State of the monitor's thread.
-  std::optional<Operation> asked_;             // the diagnosed operation
-  Clock::time_point askedBegun_{};             // see begun()
-  std::optional<Operation> subject_;           // the operation of the standing verdict
+  StandingVerdicts verdicts_{*this};
   std::optional<Clock::time_point> wantedAt_;  // time since when calls that have raised matter
-  Clock::time_point settled_{};  // operations issued before this time need no further verdict
-  Clock::time_point dumped_{};   // time of the verdict for which the record was written
-  Deadlines deadlines_;
 };
 
 }  // namespace torchcomms_pg

@@ -402,7 +402,7 @@ class Job {
       diagnosis.end(kOver);
     }
     const auto standing = diagnosis.standing();
-    self.settled = standing ? *standing : self.subject ? self.settled : Clock::time_point{};
+    self.settled = standing ? standing->since : self.subject ? self.settled : Clock::time_point{};
     const int op = issued(rank);
     if (!self.failed && !self.asked && op > ended()) {
       const auto issue = plan_.fates[rank].arrives[op - 1];

@@ -47,6 +47,17 @@ VARIABLES = (
         "after how many seconds of an operation the ranks of a watched group say who holds it up",
     ),
     Variable(
+        "TORCHCOMMS_PG_TIMEOUT",
+        "torch's, 30 minutes",
+        "timeout in seconds of process groups of torchcomms that are made without one",
+    ),
+    Variable(
+        "TORCHCOMMS_PG_VERDICT_AFTER",
+        "none",
+        "after how many seconds of an operation the ranks of a group of torchcomms say who holds "
+        "it up, long before its timeout; nothing is aborted",
+    ),
+    Variable(
         "TORCHCOMMS_PG_LATE_WARNING",
         "true",
         "whether a line on stderr names a rank that the others always wait for, see lateness.md",
@@ -75,6 +86,11 @@ VARIABLES = (
     ),
     Variable("XDG_RUNTIME_DIR", "none", "folder of a user's session, where the sockets above are"),
     Variable("TORCHELASTIC_RUN_ID", "none", "name of the run in its status, set by torchrun"),
+    Variable(
+        "TORCHELASTIC_ERROR_FILE",
+        "none",
+        "file into which a failure is written for torchrun's summary, set by torchrun",
+    ),
     Variable(
         "TORCH_DEVICE_BACKEND_AUTOLOAD",
         "1",
@@ -279,6 +295,26 @@ def default_timeout() -> timedelta:
         ValueError: the value is not a positive number.
     """
     return _seconds("TORCHCOMM_TIMEOUT_SECONDS", 600, timedelta(milliseconds=1))
+
+
+def group_timeout() -> timedelta | None:
+    """Returns the timeout of process groups that are made without one, or None for torch's.
+
+    Raises:
+        ValueError: TORCHCOMMS_PG_TIMEOUT is not a positive number.
+    """
+    if read("TORCHCOMMS_PG_TIMEOUT") is None:
+        return None
+    return _seconds("TORCHCOMMS_PG_TIMEOUT", 0, timedelta(milliseconds=1))
+
+
+def verdict_after() -> timedelta:
+    """Returns after which time of an operation a verdict is printed that aborts nothing; 0: never.
+
+    Raises:
+        ValueError: TORCHCOMMS_PG_VERDICT_AFTER is not a number of 0 or more.
+    """
+    return _seconds("TORCHCOMMS_PG_VERDICT_AFTER", 0, timedelta(0))
 
 
 def compile_timeout() -> timedelta:
@@ -490,6 +526,11 @@ def status_folders() -> list[str]:
 def ras_address() -> str:
     """Returns the address where processes answer NCCL's client of RAS, or "" if unset."""
     return read("TORCHCOMMS_PG_RAS_ADDR") or ""
+
+
+def error_file() -> str:
+    """Returns the path of the file from which torchrun takes a rank's error, or ""."""
+    return read("TORCHELASTIC_ERROR_FILE") or ""
 
 
 def run_id() -> str:

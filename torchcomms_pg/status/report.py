@@ -22,6 +22,8 @@ def text(status: dict[str, Any]) -> str:
     ]
     for group in status["groups"]:
         lines += ["", *_group(group, ranks, status["late_after_s"])]
+    for wait in status.get("waits", ()):  # missing in answers of older versions
+        lines += ["", *wait["verdict"].splitlines()]
     lines += _special(ranks)
     lines += [f"host {each['host']}: {each['why']}" for each in status["unreached_hosts"]]
     return "\n".join(lines)

@@ -1,0 +1,87 @@
+#include "comm/LeftWords.hpp"
+
+#include <chrono>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "comm/StoreBoard.hpp"
+#include "monitor/Monitor.hpp"
+
+namespace torchcomms_pg::left_words {
+
+namespace {
+
+constexpr Milliseconds kLeaving{300};
+constexpr Milliseconds kTelling{500};
+
+std::string keyOf(int rank) {
+  return "left/" + std::to_string(rank);
+}
+
+// Runs `body` in another thread, since the store may block, or be gone. Returns its result, or ""
+// if that takes longer than `patience`.
+std::string apart(Milliseconds patience, std::function<std::string()> body) noexcept {
+  try {
+    const auto done = std::make_shared<std::promise<std::string>>();
+    auto result = done->get_future();
+    Monitor::get().runDetached([body = std::move(body), done] {
+      std::string text;
+      try {
+        text = body();
+      } catch (const std::exception&) {
+        // The store has ended with the rank that served it.
+      }
+      done->set_value(std::move(text));
+    });
+    return result.wait_for(patience) == std::future_status::ready ? result.get() : "";
+  } catch (const std::exception&) {
+    return "";  // no thread can be started
+  }
+}
+
+}  // namespace
+
+void leave(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    int rank,
+    const std::string& how,
+    const InFlightOps& inFlight) noexcept {
+  apart(kLeaving, [store, rank, how, last = inFlight.inspect([](const auto&, const auto& op) {
+          return op.seq == 0 ? std::string() : ", after " + describe(op);
+        })] {
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    StoreBoard(store).set(
+        keyOf(rank),
+        std::to_string(std::chrono::duration_cast<Milliseconds>(now).count()) + " " + how + last);
+    return "";
+  });
+}
+
+std::string tell(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const std::vector<int>& ranks,
+    const Group& group) noexcept {
+  return apart(kTelling, [store, ranks, group] {
+    StoreBoard board(store);
+    std::multimap<long long, std::string> words;  // by time
+    for (const int rank : ranks) {
+      const auto word = board.get(keyOf(rank)).value_or("");
+      if (const auto space = word.find(' '); space != std::string::npos) {
+        words.emplace(
+            std::atoll(word.c_str()), "; rank " + group.numberOf(rank) + word.substr(space));
+      }
+    }
+    std::string text;
+    for (const auto& [time, word] : words) {
+      text += word;
+    }
+    return text;
+  });
+}
+
+}  // namespace torchcomms_pg::left_words

@@ -1,0 +1,155 @@
+#include "comm/StandingVerdicts.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "monitor/Printer.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+Clock::time_point begunAt(const Operation& op, Clock::time_point lastEnd) {
+  return op.collective ? std::max(op.issued, lastEnd) : op.issued;
+}
+
+}  // namespace
+
+bool StandingVerdicts::look(HangDiagnosis& diagnosis) {
+  const auto standing = diagnosis.standing();
+  std::lock_guard lock(mutex_);
+  if (subject_ && !group_.inFlight().has(*subject_)) {
+    diagnosis.end(endOf(*subject_));
+    subject_.reset();
+    ended_ = standing && standing->led;  // otherwise another rank ends it
+  }
+  settled_ = standing ? standing->since : subject_ ? settled_ : Clock::time_point{};
+  if (!standing) {
+    followed_.reset();
+    ended_ = false;
+    return false;
+  }
+  follow(standing->about);
+  const bool fresh = std::exchange(seen_, standing->since) != standing->since;
+  ended_ = ended_ && !fresh;
+  return fresh;
+}
+
+void StandingVerdicts::follow(const Wait& about) {
+  group_.inFlight().inspect([&](const auto& ops, const Operation&) {
+    for (const auto& entry : ops) {
+      const auto& op = *entry.op;
+      const bool collective = op.collective && !about.collectives.empty();
+      if (collective && op.seq == about.collectives.back().seq) {
+        followed_.emplace().noteFrom(op);
+      }
+    }
+  });
+}
+
+std::string StandingVerdicts::endOf(const Operation& op) const {
+  const auto& group = group_.group();
+  const auto took = std::chrono::duration_cast<Milliseconds>(Clock::now() - op.issued);
+  return "the verdict on group '" + group.name + "' is over: " + describe(op) + " has ended, " +
+         inSeconds(took) + " after its issue on rank " + group.numberOf(group_.rank());
+}
+
+std::optional<Operation> StandingVerdicts::overdue(
+    Clock::time_point now, Milliseconds timeout, Clock::time_point lastEnd) const {
+  return group_.inFlight().inspect([&](const auto& ops, const Operation&) {
+    std::optional<Operation> found;
+    for (const auto& entry : ops) {
+      const auto& op = *entry.op;
+      if (!asked_ && op.issued >= settled_ &&
+          deadlines_.passed(op.issued, begunAt(op, lastEnd), timeout, now)) {
+        found.emplace().noteFrom(op);
+        break;
+      }
+    }
+    return found;
+  });
+}
+
+void StandingVerdicts::ask(
+    HangDiagnosis& diagnosis,
+    const std::optional<Operation>& overdue,
+    Clock::time_point now,
+    Milliseconds timeout,
+    Clock::time_point lastEnd,
+    const Request& request) {
+  if (overdue && group_.inFlight().has(*overdue)) {
+    asked_ = overdue;
+    askedBegun_ = begunAt(*overdue, lastEnd);
+  }
+  if (!asked_) {
+    return;
+  }
+  auto asked = request(*asked_, askedBegun_ + timeout);
+  asked.ended = !group_.inFlight().has(*asked_);
+  if (const auto verdict = diagnosis.ask(asked, now)) {
+    take(*verdict, *std::exchange(asked_, std::nullopt), asked.wait, now, timeout);
+  }
+}
+
+void StandingVerdicts::take(
+    const Verdict& verdict,
+    const Operation& op,
+    const Wait& asked,
+    Clock::time_point now,
+    Milliseconds timeout) {
+  if (verdict.extensionMs == 0) {
+    // The verdict may be about another operation, whose end is then another rank's to report.
+    if (isSameOperation(verdict.about, asked)) {
+      std::lock_guard lock(mutex_);
+      subject_ = op;
+    }
+    settled_ = now;
+    return;
+  }
+  const bool first = deadlines_.extend(Milliseconds(verdict.extensionMs), now);
+  if (first && group_.inFlight().has(op) && !isPointToPoint(op.kind)) {
+    const auto& group = group_.group();
+    printLine(
+        "torchcomms_pg: " + describe(op) + " of group '" + group.name + "' on rank " +
+        group.numberOf(group_.rank()) + " waits on after " + inSeconds(timeout) + ": " +
+        verdict.text);
+  }
+}
+
+void StandingVerdicts::close(HangDiagnosis& diagnosis) {
+  const auto standing = diagnosis.standing();
+  const auto& group = group_.group();
+  std::string text;
+  bool tells = false;
+  std::unique_lock lock(mutex_);
+  if (standing && ended_) {
+    tells = true;
+  } else if (standing) {
+    follow(standing->about);
+    const auto& op = subject_ ? subject_ : followed_;
+    const bool ended = op && !group_.inFlight().has(*op);
+    const auto done = group_.inFlight().inspect(
+        [](const auto&, const Operation& completed) { return completed.seq; });
+    const auto& awaited = standing->about.collectives;
+    const std::string over = "the verdict on group '" + group.name + "' is over: ";
+    text = ended ? endOf(*op)
+           : !awaited.empty() && done >= awaited.back().seq
+               ? over + standing->about.text + " has ended"
+               : over + "the group has been destroyed";
+    if (ended && standing->led) {
+      diagnosis.end(std::exchange(text, ""));
+      tells = true;
+    }
+  }
+  lock.unlock();
+  if (tells) {
+    diagnosis.awaitEnd();
+  }
+  diagnosis.close();
+  if (!text.empty()) {
+    printLine("[rank " + group.numberOf(group_.rank()) + "] torchcomms_pg: " + text);
+  }
+}
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,70 @@
+// Verdicts that end nothing: on groups of other backends, and before the deadline of this project's
+// groups.
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <optional>
+
+#include "comm/GroupActivity.hpp"
+#include "monitor/Deadlines.hpp"
+#include "monitor/HangDiagnosis.hpp"
+
+namespace torchcomms_pg {
+
+// Has the ranks of a group find a verdict on each operation that takes too long, and print its end.
+// The functions are for the monitor's thread, except close().
+class StandingVerdicts {
+ public:
+  using Request = std::function<DiagnosisRequest(const Operation& op, Clock::time_point deadline)>;
+
+  explicit StandingVerdicts(const GroupActivity& group) : group_(group) {}
+
+  // Ends the verdict to which this rank led, if its operation has ended. Returns true once for each
+  // verdict that stands.
+  bool look(HangDiagnosis& diagnosis);
+  // Returns the oldest operation without a verdict that has taken longer than `timeout`, counted
+  // from its issue, or for a collective from `lastEnd` if that is later. Returns nullopt while
+  // another one is diagnosed.
+  std::optional<Operation> overdue(
+      Clock::time_point now, Milliseconds timeout, Clock::time_point lastEnd) const;
+  // Asks for a verdict on `overdue`, if it is set and has not ended, and goes on asking until there
+  // is one. `request`: builds the question.
+  void ask(
+      HangDiagnosis& diagnosis,
+      const std::optional<Operation>& overdue,
+      Clock::time_point now,
+      Milliseconds timeout,
+      Clock::time_point lastEnd,
+      const Request& request);
+
+  // Has the ranks print how the standing verdict, if any, is over, since the group is being
+  // destroyed, and closes the diagnosis.
+  void close(HangDiagnosis& diagnosis);
+
+ private:
+  // Reacts to the verdict that this rank got when it asked about `op`, which waits for `asked`.
+  void take(
+      const Verdict& verdict,
+      const Operation& op,
+      const Wait& asked,
+      Clock::time_point now,
+      Milliseconds timeout);
+  // Notes the operation of this rank that the standing verdict is about.
+  void follow(const Wait& about);
+  std::string endOf(const Operation& op) const;
+
+  const GroupActivity& group_;
+  std::optional<Operation> asked_;  // the diagnosed operation
+  Clock::time_point askedBegun_{};  // time from which its deadline counts
+  Clock::time_point settled_{};     // operations issued before this time need no further verdict
+  Clock::time_point seen_{};        // time of the verdict that look() has returned
+  Deadlines deadlines_;
+
+  std::mutex mutex_;
+  std::optional<Operation> subject_;   // the operation of the verdict to which this rank led
+  std::optional<Operation> followed_;  // the operation of the verdict to which another rank led
+  bool ended_ = false;                 // this rank has ended the standing verdict
+};
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,248 @@
+"""Verdicts that end nothing, before the deadline and on waits that are no collectives; the end of
+a group on one rank, and what the other ranks then say."""
+
+import contextlib
+import datetime
+import json
+import os
+import re
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+import torchcomms_pg
+from harness.rank_process import receive, report
+from harness.ranks import Ranks, check, connect_store, meet, wait_for
+from torchcomms_pg.status.__main__ import main
+
+pytestmark = pytest.mark.beyond_gloo
+WATCHED = pytest.param(
+    "gloo",
+    marks=pytest.mark.skipif(torch.__version__ < "2.14", reason="c10d has hooks from 2.14 on"),
+)
+SOON = 20.0
+AFTER = 1.5
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    """Returns a function that starts ranks, whose settings are those of the test's folder."""
+    folder = str(tmp_path / "status")
+    monkeypatch.setenv("TORCHCOMMS_PG_STATUS", folder)
+
+    def start(world, **variables):
+        places = {
+            "TORCHCOMMS_PG_STATUS": folder,
+            "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "dump_"),
+        }
+        return Ranks(world, init=False, env=places | variables)
+
+    return start
+
+
+def join(args, world, backend, watch_timeout=300.0):
+    store = connect_store(*args)
+    if backend == "gloo":
+        torchcomms_pg.watch(timeout=datetime.timedelta(seconds=watch_timeout))
+    rank = int(os.environ["RANK"])
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world)
+    dist.all_reduce(torch.ones(7))
+    return store, rank
+
+
+def stays_away():
+    report("away")
+    receive()
+
+
+def rank_1_is_late(args, world, backend):
+    store, rank = join(args, world, backend, AFTER)
+    if rank == 1:
+        stays_away()
+    value = torch.ones(1024)
+    dist.all_reduce(value)
+    assert value[0] == world
+    dist.destroy_process_group()
+    meet(store, "ended", world)
+
+
+@pytest.mark.parametrize("backend", ["torchcomms", WATCHED])
+def test_a_verdict_before_the_deadline_aborts_nothing_and_its_end_is_told(
+    started, tmp_path, backend
+):
+    with started(3, TORCHCOMMS_PG_VERDICT_AFTER=str(AFTER)) as ranks:
+        ranks.start(rank_1_is_late, ranks.store_args(), 3, backend)
+        ranks.wait_report(1)
+        verdict = r"(?m)^\[rank \d\] torchcomms_pg: verdict on group .*all_reduce #2 \(1024"
+        for rank in range(3):
+            assert wait_for(lambda: re.search(verdict, ranks.output(rank)), SOON), ranks.output(
+                rank
+            )
+        assert wait_for(lambda: (tmp_path / "dump_0").exists(), SOON)
+        ranks.tell(1, "go on")
+        check(ranks.wait())
+        # Every rank has destroyed the group at once: each says what it knows itself.
+        for rank in range(3):
+            over = re.search(r"the verdict on group '\w+' is over: (.*)", ranks.output(rank))
+            assert over, ranks.output(rank)
+            assert re.match(r"all_reduce #2 \(1024 x Float.*\) has ended", over[1]), over[1]
+            if rank != 1:
+                assert re.search(r"has ended, \S+ s after its issue on rank \d", over[1])
+
+
+def test_one_variable_is_the_timeout_of_groups_that_name_none(monkeypatch):
+    from torch.distributed import distributed_c10d as c10d
+
+    known = c10d._get_default_timeout("gloo")
+    monkeypatch.setenv("TORCHCOMMS_PG_TIMEOUT", "77.5")
+    assert c10d._get_default_timeout("torchcomms") == datetime.timedelta(seconds=77.5)
+    assert c10d._get_default_timeout("cpu:torchcomms,cuda:nccl").total_seconds() == 77.5
+    assert c10d._get_default_timeout("gloo") == known
+    monkeypatch.setenv("TORCHCOMMS_PG_TIMEOUT", "0")
+    with pytest.raises(ValueError, match="TORCHCOMMS_PG_TIMEOUT='0': wanted a positive number"):
+        c10d._get_default_timeout("torchcomms")
+
+
+def finish():
+    dist.destroy_process_group()
+
+
+def step(number, rank, how):
+    if how == "raise" and rank == 1 and number == 3:
+        raise ValueError("sample 17 is broken")
+    dist.all_reduce(torch.ones(1))
+
+
+def rank_1_leaves(args, world, backend, how):
+    store, rank = join(args, world, backend)
+    os.environ["TORCHELASTIC_ERROR_FILE"] = f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}error{rank}"
+    torchcomms_pg.monitoring.configure()
+    said = "nothing"
+    with contextlib.suppress(ValueError):
+        try:
+            for number in range(3 if how == "data" and rank == 1 else 5):
+                step(number, rank, how)
+        except RuntimeError as error:
+            said = str(error)
+        finally:
+            finish()
+    meet(store, "ended", world)
+    return said
+
+
+@pytest.mark.parametrize("how", ["data", "raise"])
+def test_a_rank_that_leaves_a_group_says_where_and_why(started, tmp_path, how):
+    with started(2) as ranks:
+        ranks.start(rank_1_leaves, ranks.store_args(), 2, "torchcomms", how)
+        outcomes = ranks.wait()
+        check(outcomes)
+        said = outcomes[0].value
+    word = (
+        r"rank 1 destroyed the group at .*test_early_verdicts.py:\d+ in finish <- .*"
+        r", after all_reduce #4 \(1 x Float, SUM\)"
+    )
+    if how == "raise":
+        word = (
+            r"rank 1 destroyed the group at .* in finish <- .*, handling ValueError: sample 17 is "
+            r"broken, raised at .*test_early_verdicts.py:\d+ in step, after all_reduce #4"
+        )
+    assert re.search(word, said), said
+    # torchrun's summary has it, too.
+    failure = ProcessFailure(
+        local_rank=0, pid=1, exitcode=1, error_file=str(tmp_path / "dump_error0")
+    )
+    assert re.search(word, failure.message["extraInfo"]["py_callstack"])
+    assert abs(failure.timestamp - time.time()) < 600
+    assert not (tmp_path / "dump_error1").exists()
+
+
+@pytest.mark.parametrize("backend", [WATCHED])
+def test_the_watch_says_why_a_backend_has_failed_an_operation(started, backend):
+    with started(2) as ranks:
+        ranks.start(rank_1_leaves, ranks.store_args(), 2, backend, "raise")
+        check(ranks.wait())
+        line = (
+            r"all_reduce #5 \(1 x Float.*\) of group '\w+' has failed; rank 1 destroyed the group "
+            r"at .*test_early_verdicts.py:\d+ in finish <- .*handling ValueError: sample 17"
+        )
+        assert wait_for(lambda: re.search(line, ranks.output(0)), SOON), ranks.output(0)
+
+
+def groups_in_another_order(args, world, backend):
+    store, rank = join(args, world, backend, AFTER)
+    report("joined")
+    if rank != 1:
+        dist.new_group([0, 2], use_local_synchronization=True)
+    timeout = datetime.timedelta(seconds=300)
+    dist.new_group([0, 1, 2], use_local_synchronization=True, timeout=timeout)
+    dist.all_reduce(torch.ones(1), group=dist.new_group())
+
+
+@pytest.fixture
+def ask(capsys):
+    def ask():
+        capsys.readouterr()
+        code = main(["--json", "--late", "0.5", "--wait", "5"])
+        printed = capsys.readouterr().out
+        return code, json.loads(printed) if printed else {"waits": []}
+
+    return ask
+
+
+@pytest.mark.parametrize("backend", ["torchcomms", WATCHED])
+def test_ranks_that_wait_in_new_group_are_in_verdict_and_status(started, ask, backend):
+    with started(3, TORCHCOMMS_PG_VERDICT_AFTER=str(AFTER)) as ranks:
+        ranks.start(groups_in_another_order, ranks.store_args(), 3, backend)
+        for rank in range(3):
+            ranks.wait_report(rank)
+        found = []
+
+        def named():
+            found[:] = ask()
+            verdicts = [wait["verdict"] for wait in found[1]["waits"] if wait["waits_for"] == [1]]
+            return any("the same ranks under another name" in verdict for verdict in verdicts)
+
+        assert wait_for(named, SOON), found
+        assert found[0] == 1 and not found[1]["healthy"]
+        said = r"verdict: the making of group '\w+' of ranks 0, 1, 2, begun .*\n  rank "
+        assert wait_for(lambda: re.search(said, ranks.output(0)), SOON), ranks.output(0)
+        assert re.search(r"test_early_verdicts.py:\d+ in groups_in_another", ranks.output(0))
+
+
+def waits_in_a_queue(args, world, backend):
+    store, rank = join(args, world, backend)
+    if rank == 1:
+        with torchcomms_pg.waiting("shm_broadcast", for_ranks=[0]):
+            stays_away()
+    else:
+        stays_away()
+    meet(store, "done", world)
+
+
+def test_a_librarys_own_wait_is_in_status_and_verdict(started, ask):
+    with started(2, TORCHCOMMS_PG_VERDICT_AFTER=str(AFTER)) as ranks:
+        ranks.start(waits_in_a_queue, ranks.store_args(), 2, "torchcomms")
+        for rank in range(2):
+            ranks.wait_report(rank)
+        found = []
+
+        def named():
+            found[:] = ask()
+            return any("in stays_away" in wait["verdict"] for wait in found[1]["waits"])
+
+        assert wait_for(named, SOON), found
+        (wait,) = found[1]["waits"]
+        assert wait["operation"] == "shm_broadcast"
+        assert wait["there"] == [1] and wait["waits_for"] == [0]
+        said = r"verdict: shm_broadcast, begun \S+ s ago on rank 1, waits for rank 0\n  rank 0: "
+        assert wait_for(lambda: re.search(said, ranks.output(1)), SOON), ranks.output(1)
+        for rank in range(2):
+            ranks.tell(rank, "go on")
+        check(ranks.wait())
+        assert "the verdict on shm_broadcast is over: it has ended" in ranks.output(1)
+        with pytest.raises(ValueError, match="waiting: for_ranks is \\[\\], wanted"):
+            with torchcomms_pg.waiting("nothing", for_ranks=[]):
+                pass

@@ -1,0 +1,35 @@
+"""The word that a rank leaves when it ends a group, for ranks that are in it or come later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from torchcomms_pg import _C, python_stacks
+from torchcomms_pg._patches import replace
+
+
+def install() -> None:
+    """Has ``dist.destroy_process_group`` leave word. Has an effect once."""
+    replace([c10d, dist], "destroy_process_group", _destroy)
+
+
+def leave(names: list[str]) -> None:
+    """Leaves word in the groups `names` that the caller destroys them, and where.
+
+    If the caller handles an exception, for example in a ``finally``, the word has its text and its
+    line.
+    """
+    error = python_stacks.in_hand()
+    handling = f", handling {error}" if error else ""
+    _C.leave_word(f"destroyed the group at {python_stacks.caller()}{handling}", names)
+
+
+def _destroy(original: Any, group: dist.ProcessGroup | None = None) -> Any:
+    if group is not dist.GroupMember.NON_GROUP_MEMBER and dist.is_initialized():
+        ends_all = group is None or group is dist.group.WORLD
+        ended = list(c10d._world.pg_map) if ends_all else [group]
+        leave([each.group_name for each in ended if isinstance(each, dist.ProcessGroup)])
+    return original(group)
