@@ -217,7 +217,9 @@ class Comparison:
         for code, place in prefix:
             if self._opaque(code.file):
                 continue
-            flow = self.flow(code)
+            flow = self._sources.flow(code)
+            if flow is None:
+                return True  # unknown
             closed = self._closed(code)
             reached = flow.forward(flow.after(place), lambda at: at != place and closed(at))  # noqa: B023
             if place in reached:

@@ -227,9 +227,9 @@ class Inquiry:
         for level, (one, other) in enumerate(zip(*(rank.next for rank in ranks), strict=False)):
             if one.code != other.code:
                 break
-            if self._comparison.is_opaque(one.code):
+            flow = self._sources.flow(one.code)
+            if flow is None or self._comparison.is_opaque(one.code):
                 continue
-            flow = self._comparison.flow(one.code)
             lasts = [rank.last[level] for rank in ranks if len(rank.last) > level]
             if len(lasts) < 2 or any(last.code != one.code for last in lasts):
                 break
