@@ -255,8 +255,9 @@ class Inquiry:
                 break
             opaque = comparison.is_opaque(one.code)
             if not opaque:
-                flow = comparison.flow(one.code)
-                if flow.place(one.instruction) != flow.place(other.instruction):
+                flow = self._sources.flow(one.code)
+                places = [flow.place(each.instruction) if flow else each for each in (one, other)]
+                if places[0] != places[1]:
                     return False
                 own = level
             level += 1
