@@ -1,5 +1,6 @@
 #include "comm/FailureState.hpp"
 
+#include <c10/util/Logging.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -35,11 +36,35 @@ constexpr Milliseconds kPrinting{100};
 
 // True while this thread calls abort hooks. The hooks may call functions that wait for abort hooks.
 thread_local bool inAbortHook = false;
+struct InAbortHook {
+  InAbortHook() { inAbortHook = true; }
+  ~InAbortHook() { inAbortHook = false; }  // the thread may run other bodies
+  InAbortHook(const InAbortHook&) = delete;
+  InAbortHook& operator=(const InAbortHook&) = delete;
+};
 
-// Prints, besides the verdict, ProcessGroupNCCL's line, for which readers of logs look.
+// Prints, besides the verdict, ProcessGroupNCCL's line, for which readers of the logs of jobs on
+// accelerators look. On the CPU the line would only repeat the exception, so it is logged as
+// information, which TORCH_CPP_LOG_LEVEL=INFO shows. Gloo has no such line.
 void printForLogReaders(const Communicator& comm, const std::string& what) {
-  if (!comm.group().standsForGloo()) {  // Gloo prints no such line
-    printLine("[Rank " + std::to_string(comm.rank()) + "] " + what);
+  if (comm.group().standsForGloo()) {
+    return;
+  }
+  const auto line = "[Rank " + std::to_string(comm.rank()) + "] " + what;
+  if (comm.device().is_cpu()) {
+    LOG(INFO) << line;
+  } else {
+    printLine(line);
+  }
+}
+
+// Calls one of the steps that follow a failure. After an exception, such as one for lack of memory,
+// the other steps still follow.
+template <class Step>
+void attempt(const Step& step) noexcept {
+  try {
+    step();
+  } catch (const std::exception&) {
   }
 }
 
@@ -116,26 +141,28 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
                                 tells,
                                 ours,
                                 done] {
-      inAbortHook = true;
-      if (tells) {
-        error_file::write("torchcomms_pg.CommError: " + ours->text());
+      {
+        const InAbortHook inside;
+        if (tells) {
+          attempt([&] { error_file::write("torchcomms_pg.CommError: " + ours->text()); });
+        }
+        if (dump) {
+          attempt([&] { comm->recorders().dump(); });
+        }
+        if (first) {
+          attempt(*first);
+        }
+        for (const auto& [id, hook] : table->abort) {
+          attempt([&, &hook = *hook] { callHook("an abort hook", hook); });
+        }
+        if (dump && endsProcess()) {
+          attempt([&] { comm->diagnosis().awaitDumps(end ? kDumpPatience : Milliseconds(0)); });
+        }
+        if (end) {
+          attempt([&] { endProcess(ours->message); });
+          _exit(1);  // the last words did not fit into memory
+        }
       }
-      if (dump) {
-        comm->recorders().dump();
-      }
-      if (first) {
-        (*first)();
-      }
-      for (const auto& [id, hook] : table->abort) {
-        callHook("an abort hook", *hook);
-      }
-      if (dump && endsProcess()) {
-        comm->diagnosis().awaitDumps(end ? kDumpPatience : Milliseconds(0));
-      }
-      if (end) {
-        endProcess(ours->message);
-      }
-      inAbortHook = false;  // this thread may run other bodies
       done->set_value();
     });
   }

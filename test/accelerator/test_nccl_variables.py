@@ -82,16 +82,48 @@ DIED = (
 )
 
 
+def informed():
+    return {"TORCH_CPP_LOG_LEVEL": "INFO"}
+
+
 @pytest.mark.parametrize("body, words", [(one_is_late, TIMED_OUT), (one_dies, DIED)])
-def test_readers_of_logs_find_the_words_of_nccl_once(body, words):
-    with Ranks(2) as ranks:
+@pytest.mark.parametrize("started_with", (informed, None))
+def test_on_a_cpu_readers_of_logs_find_the_words_of_nccl_if_they_ask_for_information(
+    body, words, started_with
+):
+    with Ranks(2, started_with=started_with) as ranks:
         ranks.start(body)
         check(ranks.wait(ranks=[0]))
-        line = re.compile(r"^\[Rank \d\] .*WorkNCCL.*$", re.M)
-        found = lambda: line.findall(ranks.output(0))  # noqa: E731
+        found = lambda: re.findall(r"\[Rank \d\] .*WorkNCCL.*$", ranks.output(0), re.M)  # noqa: E731
+        if started_with:
+            assert wait_for(found, 20)
+            (line,) = found()
+            assert re.match(rf"\[Rank 0\] {words}", line), line
+        else:  # one text: the exception repeats the verdict
+            assert wait_for(lambda: "torchcomms_pg: verdict on" in ranks.output(0), 20)
+            assert not found()
+        assert "WorkNCCL" not in ranks.output(1)
+
+
+def one_dies_on_an_accelerator():
+    tensor = torch.ones(3, device="sim:0")
+    dist.all_reduce(tensor)
+    torch.accelerator.synchronize()
+    if dist.get_rank() == 1:
+        os._exit(3)
+    with pytest.raises(torchcomms_pg.CommError):
+        dist.broadcast(tensor, 1, async_op=True).wait(datetime.timedelta(seconds=20))
+
+
+def test_on_an_accelerator_readers_of_logs_find_the_words_of_nccl_once():
+    simulated_group = pytest.importorskip("harness.simulated_group")
+    with Ranks(2, init=simulated_group.start) as ranks:
+        ranks.start(one_dies_on_an_accelerator)
+        check(ranks.wait(ranks=[0]))
+        found = lambda: re.findall(r"^\[Rank \d\] .*WorkNCCL.*$", ranks.output(0), re.M)  # noqa: E731
         assert wait_for(found, 20)
         (line,) = found()
-        assert re.match(rf"\[Rank 0\] {words}", line), line
+        assert re.match(rf"\[Rank 0\] {DIED}", line), line
         assert "WorkNCCL" not in ranks.output(1)
 
 
