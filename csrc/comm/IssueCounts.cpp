@@ -39,9 +39,12 @@ void IssueCounts::number(Operation& op) {
 }
 
 void IssueCounts::takeBack(const Operation& op) {
-  (op.collective ? collectives_ : messages_).fetch_sub(1, std::memory_order_relaxed);
+  const auto unlessLater = [](Count& count, uint64_t number) {
+    count.compare_exchange_strong(number, number - 1, std::memory_order_relaxed);
+  };
+  unlessLater(op.collective ? collectives_ : messages_, op.seq);
   if (auto* const count = op.collective ? nullptr : countOf(op.kind, op.peer)) {
-    count->fetch_sub(1, std::memory_order_relaxed);
+    unlessLater(*count, op.number);
   }
 }
 

@@ -23,7 +23,8 @@ class IssueCounts {
   void number(PreparedOp& call);
   // Does the same for an operation that is not a batch.
   void number(Operation& op);
-  // Takes back the number of `op`, which was numbered last and then refused.
+  // Takes back the numbers of `op`, which was refused. Keeps a number if another thread has
+  // numbered a later operation: two operations must not have one number.
   void takeBack(const Operation& op);
 
   uint64_t collectives() const { return collectives_.load(std::memory_order_relaxed); }

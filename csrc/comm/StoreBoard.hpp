@@ -25,8 +25,12 @@ class StoreBoard final : public SharedBoard {
   std::optional<std::string> get(const std::string& key) override { return valueOf(store(), key); }
 
   bool claim(const std::string& key, const std::string& value) override {
-    const std::vector<uint8_t> wanted(value.begin(), value.end());
-    return store().compareSet(key, {}, wanted) == wanted;
+    return claimIn(store(), key, value) == value;
+  }
+
+  // Does the same, and returns the value that the key then has.
+  std::string claimed(const std::string& key, const std::string& value) {
+    return claimIn(store(), key, value);
   }
 
   int64_t add(const std::string& key, int64_t value) override { return store().add(key, value); }

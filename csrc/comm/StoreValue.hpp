@@ -1,4 +1,4 @@
-// Reading a key of the group's store without waiting for it, in one round trip.
+// Reading and claiming a key of the group's store without waiting, in one round trip.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -28,6 +28,26 @@ inline std::optional<std::string> valueOf(c10d::Store& store, const std::string&
     value = store.check({key}) ? store.get(key) : none;
   }
   return value == none ? std::nullopt : std::optional<std::string>({value.begin(), value.end()});
+}
+
+// Sets the key if it does not exist. Returns the value that the key then has, which is the same for
+// all callers.
+inline std::string claimIn(c10d::Store& store, const std::string& key, const std::string& value) {
+  const std::vector<uint8_t> wanted(value.begin(), value.end());
+  std::vector<uint8_t> found;
+  try {
+    found = store.compareSet(key, {}, wanted);
+  } catch (const c10::DistError&) {
+    throw;
+  } catch (const c10::Error&) {  // as in valueOf(); two callers may then both set the key
+    if (store.check({key})) {
+      found = store.get(key);
+    } else {
+      store.set(key, wanted);
+      found = wanted;
+    }
+  }
+  return {found.begin(), found.end()};
 }
 
 // The pauses of a rank that polls the store instead of waiting: a store prints a warning for each

@@ -182,7 +182,10 @@ std::string StoreRendezvous::exchange(
     }
     enter(round_ + 1);
   }
-  if (!answer.empty() && answer.front() == kRefusal) {
+  if (answer.empty()) {
+    raiseDamaged(answer);
+  }
+  if (answer.front() == kRefusal) {
     raiseRefused(answer);
   }
   if (!pair_.empty()) {
@@ -199,11 +202,7 @@ std::string StoreRendezvous::exchange(
   for (auto& peer : peers_) {
     const auto end = answer.find('\n', begin);
     if (end == std::string::npos) {
-      failInit(
-          info_.group.name,
-          "rank 0's answer in the store, of " + std::to_string(answer.size()) +
-              " bytes, is damaged: all ranks need the same torchcomms_pg, and a store that no "
-              "other program writes to");
+      raiseDamaged(answer);
     }
     peer = Peer::parse(answer.substr(begin, end - begin), previous);
     previous = &peer;
@@ -215,6 +214,14 @@ std::string StoreRendezvous::exchange(
     forget();
   }
   return answer.front() + answer.substr(begin);
+}
+
+void StoreRendezvous::raiseDamaged(const std::string& answer) {
+  failInit(
+      info_.group.name,
+      "rank 0's answer in the store, of " + std::to_string(answer.size()) +
+          " bytes, is damaged: all ranks need the same torchcomms_pg, and a store that no other "
+          "program writes to");
 }
 
 void StoreRendezvous::forget() {
@@ -370,7 +377,14 @@ void StoreRendezvous::set(const std::string& key, const std::string& value) {
 }
 
 std::optional<std::string> StoreRendezvous::value(const std::string& key) {
-  return valueOf(store_, prefix_ + key);
+  auto found = valueOf(store_, prefix_ + key);
+  if (found && found->empty()) {
+    failInit(
+        info_.group.name,
+        "the store's key '" + prefix_ + key +
+            "' is empty: the ranks need a store that no other program writes to");
+  }
+  return found;
 }
 
 void StoreRendezvous::tell(const host::NcclError& error) noexcept {

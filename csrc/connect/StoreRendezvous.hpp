@@ -150,10 +150,13 @@ class StoreRendezvous {
 
   void set(const std::string& key, const std::string& value);
 
-  // Returns the value of a key of the round, or nullopt if the key does not exist.
+  // Returns the value of a key of the round, which is not empty, or nullopt if the key does not
+  // exist. Raises CommError if the value is empty: no rank writes that.
   std::optional<std::string> value(const std::string& key);
 
   void tell(const host::NcclError& error) noexcept;
+
+  [[noreturn]] void raiseDamaged(const std::string& answer);
 
   [[noreturn]] void raiseRefused(const std::string& text);
 

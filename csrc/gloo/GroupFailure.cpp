@@ -6,6 +6,7 @@
 
 #include "base/ExitGuard.hpp"
 #include "base/SharedPatience.hpp"
+#include "comm/StoreValue.hpp"
 #include "host/Interrupt.hpp"
 #include "monitor/Monitor.hpp"
 
@@ -71,9 +72,16 @@ void GroupFailure::fail(const host::NcclError& failure) {
     failure_.emplace(failure);
   }
   call(&Actions::release);
-  // Runs in another thread, since the store may block.
-  Monitor::get().runDetached(
-      [unfinished = ExitGuard(), self = shared_from_this()] { self->tellOthers(); });
+  try {
+    // Runs in another thread, since the store may block.
+    Monitor::get().runDetached(
+        [unfinished = ExitGuard(), self = shared_from_this()] { self->tellOthers(); });
+  } catch (const std::exception&) {
+    // Out of memory: the other ranks notice only broken connections.
+    std::lock_guard lock(mutex_);
+    told_ = true;
+    changed_.notify_all();
+  }
 }
 
 void GroupFailure::lookForSignals() {
@@ -226,8 +234,8 @@ void GroupFailure::tellOthers() {
   call(&Actions::tell);
   try {
     const std::string text = host::encode(*known());
-    if (!store_->check({kReasonKey})) {
-      store_->set(kReasonKey, std::vector<uint8_t>(text.begin(), text.end()));
+    // The first reason stays: two ranks may fail at once.
+    if (claimIn(*store_, kReasonKey, text) == text) {
       announce(*store_);
     }
   } catch (const std::exception&) {

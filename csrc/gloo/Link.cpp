@@ -2,8 +2,8 @@
 
 #include <ATen/ATen.h>
 
-#include <atomic>
 #include <cstring>
+#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t kReasonBytes = 1024;
 
 // Time after which learn() aborts the wait for a reason.
-constexpr std::chrono::milliseconds kArrivalLook{10};
+constexpr std::chrono::milliseconds kArrivalLook{5};
 
 // Most bytes of data that an envelope holds.
 constexpr size_t kInline = 464;
@@ -369,7 +369,9 @@ bool Link::hasLeft(int peer) const {
 }
 
 // Fails the group with a reason that any peer has sent by now. Gloo reports an arrival only to a
-// waiting thread, so this thread waits for each reason, and another thread aborts the waits.
+// waiting thread, so this thread waits for each reason in turn, and another thread aborts each wait
+// that lasts. An abort that no wait has met makes the next wait for that reason return at once,
+// even if the reason has arrived: aborting all receives would hide every reason but the first.
 void Link::learn() {
   std::map<int, Reason> reasons;
   {
@@ -379,14 +381,30 @@ void Link::learn() {
   if (reasons.empty()) {
     return;
   }
-  const auto done = std::make_shared<std::atomic<bool>>(false);
+  constexpr int kNone = -1;
+  constexpr int kDone = -2;
+  struct Waiting {
+    std::mutex mutex;
+    int peer = kNone;  // the peer whose reason this thread waits for, kNone or kDone
+  };
+  const auto waiting = std::make_shared<Waiting>();
+  const auto waitFor = [&waiting](int peer) {
+    const std::lock_guard lock(waiting->mutex);
+    waiting->peer = peer;
+  };
   try {
-    Monitor::get().runDetached([unfinished = ExitGuard(), reasons, done] {
-      while (!*done) {
+    Monitor::get().runDetached([unfinished = ExitGuard(), reasons, waiting] {
+      for (int seen = kNone;;) {
         std::this_thread::sleep_for(kArrivalLook);
-        for (const auto& [peer, reason] : reasons) {
-          reason.arrival->abort();
+        const std::lock_guard lock(waiting->mutex);
+        if (waiting->peer == kDone) {
+          return;
         }
+        // Aborts a wait that has lasted from one look to the next.
+        if (waiting->peer != kNone && waiting->peer == seen) {
+          reasons.at(seen).arrival->abort();
+        }
+        seen = waiting->peer;
       }
     });
   } catch (const std::runtime_error&) {
@@ -394,6 +412,7 @@ void Link::learn() {
   }
   for (const auto& [peer, reason] : reasons) {
     try {
+      waitFor(peer);
       if (reason.arrival->wait(kNever)) {
         std::lock_guard lock(mutex_);
         reasons_.erase(peer);
@@ -407,7 +426,7 @@ void Link::learn() {
       break;
     }
   }
-  *done = true;
+  waitFor(kDone);
 }
 
 void Link::release() {

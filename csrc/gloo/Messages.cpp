@@ -134,8 +134,8 @@ void Messages::endInside(Transfer& transfer, ncclResult_t result, int local) {
   if (result != ncclSuccess && segment.failed()) {
     try {
       ways_.groupFailure->raiseFor(segment.failure(), ways_.topology->inside());
-    } catch (const host::NcclError&) {
-      // The group has failed, and the other ranks are notified.
+    } catch (const std::exception&) {
+      // The group has failed, and the other ranks are notified unless memory is short.
     }
   }
   if (isInside(transfer) && transfer.done != nullptr) {

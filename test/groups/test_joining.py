@@ -206,6 +206,23 @@ def test_a_rank_that_has_given_up_is_named_and_the_late_one_is_not():
         assert "rank 1 gave up waiting before all ranks had come" in outcomes[0][0]
 
 
+def join_beside_an_empty_value(key):
+    """Another program has written an empty value under a key of the rendezvous."""
+    store = dist.distributed_c10d._get_default_store()
+    store.set(key, "")
+    dist.barrier()
+    with pytest.raises(torchcomms_pg.CommError) as raised:
+        torchcomms_pg.new_comm("shm", "cpu", "tried", **place(store))
+    return str(raised.value)
+
+
+def test_an_empty_value_in_the_store_is_told_with_its_key():
+    key = "torchcomm/tried/torchcomms_pg/tried/2/1/answer"
+    with Ranks(2) as ranks:
+        for text in ranks.run(join_beside_an_empty_value, key):
+            assert "the store's key 'torchcomms_pg/tried/2/1/answer' is empty" in text, text
+
+
 def fail_and_try_again(culprit):
     """The culprit fails before the others come, and tries again before they do."""
     store, me = dist.distributed_c10d._get_default_store(), dist.get_rank()
