@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <functional>
+#include <map>
 #include <numeric>
 
 #include "base/ExitGuard.hpp"
@@ -46,6 +47,80 @@ const char* recordedAs(OpKind kind, const latest::PreHookArgs& args) {
   }
 }
 
+// The processes of a group's ranks, as these have written them into the store.
+class Processes {
+ public:
+  explicit Processes(c10::intrusive_ptr<c10d::Store> store) : board_(std::move(store)) {}
+
+  void write(int rank) { board_.set(keyOf(rank), Peer::self().text()); }
+
+  // Returns what is known of a rank that has not answered. One connection serves all questions, and
+  // a rank that is known costs none. Asks the store for at most kLimit in one verdict: the step of
+  // the diagnosis in which it is asked has a time limit.
+  Silent describe(int rank) {
+    const auto now = Clock::now();
+    if (now - latest_ > kBetweenVerdicts) {
+      spent_ = {};
+    }
+    latest_ = now;
+    auto known = known_.find(rank);
+    if (known == known_.end() && spent_ < kLimit) {
+      auto peer = Peer::parse(board_.get(keyOf(rank)).value_or(""));
+      spent_ += Clock::now() - now;
+      if (peer.pid == 0) {
+        return {"did not answer, and has not said where it runs"};
+      }
+      known = known_.emplace(rank, std::move(peer)).first;
+    }
+    return known == known_.end() ? Silent{"did not answer"} : describeSilent(known->second);
+  }
+
+ private:
+  static constexpr Milliseconds kLimit{1000};
+  static constexpr Milliseconds kBetweenVerdicts{2000};
+
+  static std::string keyOf(int rank) { return "who/" + std::to_string(rank); }
+
+  StoreBoard board_;
+  std::map<int, Peer> known_;
+  Clock::time_point latest_{};  // time of the latest question
+  Clock::duration spent_{};     // time for which questions of this verdict have waited
+};
+
+// Returns the ranks in their order, with runs as in "0-3, 7".
+std::string asRuns(const std::vector<int64_t>& ranks) {
+  std::string text;
+  for (size_t begin = 0, end = 0; begin < ranks.size(); begin = end) {
+    for (end = begin + 1; end < ranks.size() && ranks[end] == ranks[end - 1] + 1;) {
+      ++end;
+    }
+    text += (text.empty() ? "" : ", ") + std::to_string(ranks[begin]);
+    if (end - begin > 1) {
+      text += "-" + std::to_string(ranks[end - 1]);
+    }
+  }
+  return text;
+}
+
+// Prints a warning if another rank has given the group's name to other members. Compares with the
+// first rank that has made the group.
+void compareMembers(
+    StoreBoard& board, const Group& group, const std::vector<int64_t>& ranks, int64_t self) {
+  const auto members = asRuns(ranks);
+  const auto mine = std::to_string(self) + ":" + members;
+  const auto first = board.claimed("members", mine);
+  const auto end = std::min(first.find(':'), first.size());
+  const auto theirs = first.substr(std::min(end + 1, first.size()));
+  if (theirs != members) {
+    printLine(
+        "[rank " + std::to_string(self) + "] torchcomms_pg: group '" + group.name +
+        "' has other members on rank " + std::to_string(self) + " (ranks " + members +
+        ") than on rank " + first.substr(0, end) + " (ranks " + theirs +
+        "). These ranks meet under one name, so operations of the group hang or return wrong "
+        "results. Call new_group on all ranks with the same ranks and in the same order");
+  }
+}
+
 }  // namespace
 
 WatchedGroup::WatchedGroup(
@@ -85,22 +160,23 @@ void WatchedGroup::open(const c10::intrusive_ptr<c10d::Store>& store) {
     return;
   }
   StoreBoard board(store);
+  const auto ranks = globalRanks();
+  const auto self = ranks[rank_];
   // Counts the groups of this name: a group that is made again must not find the keys of the one
-  // before in the store.
-  const auto number = std::to_string(board.add("watch/" + std::to_string(rank_), 1));
+  // before in the store. Each process counts its own: if ranks give the name to other members, two
+  // of them may have one rank in the group.
+  const auto number = std::to_string(board.add("watch/" + std::to_string(self), 1));
   const auto own = c10::make_intrusive<c10d::PrefixStore>("watch/" + number, store);
-  StoreBoard(own).set("who/" + std::to_string(rank_), Peer::self().text());
+  StoreBoard here(own);
+  compareMembers(here, group_, ranks, self);
+  const auto processes = std::make_shared<Processes>(own);
+  processes->write(rank_);
   HangDiagnosis::Options options;
   options.rank = rank_;
   options.ranks.resize(size_);
   std::iota(options.ranks.begin(), options.ranks.end(), 0);
   options.number = group_.numberOf(rank_);
-  options.describeSilent = [own](int peer) {
-    const auto who = StoreBoard(own).get("who/" + std::to_string(peer));
-    const auto known = Peer::parse(who.value_or(""));
-    return known.pid == 0 ? Silent{"did not answer, and has not said where it runs"}
-                          : describeSilent(known);
-  };
+  options.describeSilent = [processes](int peer) { return processes->describe(peer); };
   options.goesOn = true;
   {
     std::lock_guard lock(mutex_);

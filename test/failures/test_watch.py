@@ -1,5 +1,6 @@
 """Groups of other backends, watched: the verdict comes, and nothing else changes."""
 
+import concurrent.futures
 import contextlib
 import datetime
 import functools
@@ -630,6 +631,94 @@ def test_destroyed_groups_are_forgotten_and_made_again(world, port, prefix):
         assert not torchcomms_pg.watching._watches
         del store, second, third
     assert wait_for(lambda: not library_threads(), 5), library_threads()
+
+
+def gives_a_name_to_others(args, world):
+    """Ranks 1 and 2 make the same group of other members."""
+    join(args, world)
+    rank = int(os.environ["RANK"])
+    made = dist.new_group([0, 2] if rank == 2 else [1, 2])
+    receive()
+    return made != dist.GroupMember.NON_GROUP_MEMBER
+
+
+def test_ranks_that_give_one_name_to_other_members_are_told_when_they_make_the_group():
+    with Ranks(3, init=False) as ranks:
+        ranks.start(gives_a_name_to_others, ranks.store_args(), 3)
+        warning = (
+            r"(?m)^\[rank (\d)\] torchcomms_pg: group '2' has other members on rank \1 "
+            r"\(ranks (.*?)\) than on rank (\d) \(ranks (.*?)\)\. .* Call new_group on all ranks"
+        )
+        found = lambda: re.findall(warning, ranks.output(1) + ranks.output(2))  # noqa: E731
+        assert wait_for(found, SOON), ranks.output(1) + ranks.output(2)
+        lists = {"1": "1-2", "2": "0, 2"}
+        ((rank, own, first, theirs),) = found()
+        assert {rank, first} == {"1", "2"}
+        assert (lists[rank], lists[first]) == (own, theirs)
+        for rank in range(3):
+            ranks.tell(rank, "go on")
+        outcomes = ranks.wait()
+        check(outcomes)
+        assert [outcome.value for outcome in outcomes] == [False, True, True]
+        assert "has other members" not in ranks.output(0)
+
+
+def issues_in_two_threads(args, world):
+    """A thread's call raises on rank 0, and the thread's next call follows another thread's."""
+    join(args, world, limit=60)
+    if int(os.environ["RANK"]) == 0:
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            with pytest.raises(RuntimeError):
+                thread.submit(dist.group.WORLD.allreduce, [torch.ones(3), torch.ones(4)]).result()
+            dist.all_reduce(torch.ones(1))
+            thread.submit(dist.all_reduce, torch.ones(1)).result()
+    else:
+        dist.all_reduce(torch.ones(1))
+        dist.all_reduce(torch.ones(1))
+    return [
+        entry["collective_seq_id"]
+        for entry in process_trace()["entries"]
+        if entry["process_group"][0] == "0"
+        and entry["input_sizes"] == [[1]]
+        and entry["input_dtypes"] == ["Float"]
+    ]
+
+
+def test_operations_of_two_threads_have_different_numbers_after_a_call_that_raised():
+    with Ranks(2, init=False) as ranks:
+        ranks.start(issues_in_two_threads, ranks.store_args(), 2)
+        outcomes = ranks.wait()
+        check(outcomes)
+        first, second = (outcome.value for outcome in outcomes)
+        assert second == [2, 3]
+        assert len(set(first)) == len(first) == 2, first
+
+
+def serves_the_store_and_ends(args, world):
+    """Rank 0 serves the store and ends first; rank 1 goes on without the threads that used it."""
+    shared, rank = connect_store(*args), int(os.environ["RANK"])
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        shared.set("port", str(store.port))
+    else:
+        store = dist.TCPStore("127.0.0.1", int(shared.get("port")), is_master=False)
+    torchcomms_pg.watch(timeout=datetime.timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    dist.all_reduce(torch.ones(7))
+    users = {"tcpg_bell", "tcpg_hosts"}
+    assert wait_for(lambda: users <= set(library_threads()), 20), library_threads()
+    meet(shared, "joined", world)
+    if rank == 0:
+        os._exit(0)
+    assert wait_for(lambda: not users & set(library_threads()), 20), library_threads()
+
+
+def test_a_store_that_ends_first_makes_no_thread_of_the_watch_print():
+    with Ranks(2, init=False) as ranks:
+        ranks.start(serves_the_store_and_ends, ranks.store_args(), 2)
+        check(ranks.wait(ranks=[1]))
+        printed = ranks.output(1)
+        assert not re.search("TCPStore|socket|Exception raised from", printed), printed
 
 
 @on_own_ranks(2, init=False)
