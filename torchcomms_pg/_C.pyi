@@ -23,7 +23,7 @@ def set_comm_error(type: type[Exception]) -> None:
     """Sets the class of the exceptions that report failures of communication."""
 
 def set_python_stack_source(
-    describe: Callable[[list[list[tuple[str, int, str]]]], tuple[str, list[str]]],
+    describe: Callable[[list[list[tuple[str, int, str]]]], tuple[str, list[str], dict[int, str]]],
 ) -> None:
     """Sets the function that returns the places of this process's Python threads and of stacks."""
 
@@ -52,6 +52,9 @@ class _Lateness:
 
 def set_late_warning(on: bool) -> None:
     """Sets whether rank 0 of a group judges the ranks' lateness and warns of a late rank."""
+
+def observe_waits(works: type) -> None:
+    """Has the watch see which thread waits in ``wait()`` of the class of Works; has effect once."""
 
 class Watch:
     """A handle of the watch over one process group; has no effect once the group has ended."""

@@ -48,8 +48,8 @@ def watch_over_monitor() -> None:
     _C.watch_over_monitor(env.heartbeat_timeout(), env.stuck_monitor_ends_process())
 
 
-def describe(issued: list[list[Frame]]) -> tuple[str, list[str]]:
-    """Returns the places of the user's threads, a line each, and the places of stacks `issued`.
+def describe(issued: list[list[Frame]]) -> tuple[str, list[str], dict[int, str]]:
+    """Returns the places of the user's threads, the places of stacks `issued`, and threads' names.
 
     A thread's place is the innermost lines of the user's own files, and before them the library
     function that these lines called. The main thread comes first; other threads without a line of
@@ -57,7 +57,7 @@ def describe(issued: list[list[Frame]]) -> tuple[str, list[str]]:
     the name of the thread that is still there, unless it is the main thread. The exception that a
     thread handles follows.
     """
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    names = {thread.ident: thread.name for thread in threading.enumerate() if thread.ident}
     main = threading.main_thread().ident
     stacks = {ident: list(_walk(frame)) for ident, frame in sys._current_frames().items()}
     handled = _handled()
@@ -77,7 +77,7 @@ def describe(issued: list[list[Frame]]) -> tuple[str, list[str]]:
             place += f" (in thread {name})" if name and within[0] != main else ""
             place += _and_handles(handled.get(within[0]))
         places.append(place)
-    return "\n".join(lines), places
+    return "\n".join(lines), places, names
 
 
 def place(frame: FrameType | None) -> str:

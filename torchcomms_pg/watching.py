@@ -63,6 +63,7 @@ def watch(group: dist.ProcessGroup | None = None, timeout: timedelta | None = No
     monitoring.configure()
     python_stacks.watch_over_monitor()
     _C.set_waiting_functions([inspect.unwrap(dist.send), inspect.unwrap(dist.recv)])
+    _C.observe_waits(dist.Work)
     if group is not None:
         _begin(group, dist.get_process_group_ranks(group), timeout)
         return

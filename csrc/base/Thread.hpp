@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -10,6 +11,11 @@
 #include <utility>
 
 namespace torchcomms_pg {
+
+// Returns the calling thread's number, which Python's threading.get_ident() also returns; not 0.
+inline uint64_t threadNumber() {
+  return static_cast<uint64_t>(pthread_self());
+}
 
 // Throws an error that says that no thread can be started for `what`, and why.
 [[noreturn]] inline void raiseNoThread(const std::string& what, const char* why) {

@@ -15,6 +15,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
+#include <map>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -24,6 +26,7 @@
 #include "comm/ErrorFile.hpp"
 #include "comm/OtherWaits.hpp"
 #include "comm/ProcessActivity.hpp"
+#include "host/AvailableMemory.hpp"
 #include "monitor/Compiling.hpp"
 #include "monitor/Heartbeat.hpp"
 #include "monitor/Sigterm.hpp"
@@ -170,11 +173,26 @@ std::vector<std::string> readInCopy() {
   return innermost(text);
 }
 
+// Returns whether copies of this process might take memory that the process needs: pages that its
+// threads write to while a copy exists are there twice. A copy exists for half a second at most,
+// and usually for some 10 ms a GB.
+bool memoryIsShort() {
+  size_t pages = 0;
+  size_t resident = 0;
+  size_t shared = 0;
+  std::ifstream("/proc/self/statm") >> pages >> resident >> shared;
+  const auto own = (resident - std::min(resident, shared)) * static_cast<size_t>(getpagesize());
+  return host::availableMemory().bytes < own / 8 + (size_t{64} << 20);
+}
+
 // Returns the lines in which two successive readings agree: they are about threads that do not run.
 // Returns "" if this Python's stacks cannot be read without the GIL.
 std::string readWithoutGil() {
   if ((_Py_DumpTracebackThreads == nullptr && faultHandler.dump == nullptr) ||
       Py_IsInitialized() == 0) {
+    return "";
+  }
+  if (memoryIsShort()) {
     return "";
   }
   const auto first = readInCopy();
@@ -209,15 +227,19 @@ void bindPythonStackDump(py::module_& module) {
           py::gil_scoped_acquire gil;
           held();
           try {
-            auto [threads, calledAt] =
-                function(framesOf(stacks))
-                    .cast<std::tuple<std::string, std::vector<std::string>>>();
-            return {std::move(threads), std::move(calledAt)};
+            auto [threads, calledAt, names] = function(framesOf(stacks))
+                                                  .cast<std::tuple<
+                                                      std::string,
+                                                      std::vector<std::string>,
+                                                      std::map<uint64_t, std::string>>>();
+            return {std::move(threads), std::move(calledAt), std::move(names)};
           } catch (const py::error_already_set& error) {
             return {std::string("Python could not tell its stacks: ") + error.what(), none};
           }
         };
         source.askWithoutGil = readWithoutGil;
+        source.mainThread =
+            py::module_::import("threading").attr("main_thread")().attr("ident").cast<uint64_t>();
         PythonStackDump::setSource(std::move(source));
       },
       py::arg("describe"));

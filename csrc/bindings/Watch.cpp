@@ -5,9 +5,11 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings/Bindings.hpp"
+#include "watch/WaitedWork.hpp"
 #include "watch/Watch.hpp"
 
 namespace torchcomms_pg {
@@ -18,6 +20,23 @@ namespace {
 struct WatchHandle {
   std::weak_ptr<Watch> watch;
 };
+
+}  // namespace
+
+namespace {
+
+// Puts WaitedWork around wait() of `works`, torch's class of Works. Not a function of Python: a
+// traceback has no frame more, and a compiler of Python sees a function of C++ as before.
+void observeWaits(const py::object& works) {
+  const py::object wait = works.attr("wait");
+  works.attr("wait") = py::cpp_function(
+      [wait](const py::object& work, const py::args& args, const py::kwargs& options) {
+        const WaitedWork waited(work.cast<c10d::Work*>());
+        return wait(work, *args, **options);
+      },
+      py::name("wait"),
+      py::is_method(works));
+}
 
 }  // namespace
 
@@ -53,6 +72,15 @@ void bindWatch(py::module_& module) {
             }
           },
           NoGil());
+  module.def(
+      "observe_waits",
+      [](const py::object& works) {
+        static bool observed = false;
+        if (!std::exchange(observed, true)) {
+          observeWaits(works);
+        }
+      },
+      py::arg("works"));
   module.def(
       "watch",
       [](c10d::ProcessGroup& group,

@@ -309,9 +309,11 @@ void DiagnosisClient::checkEarly(Clock::time_point now) {
   if (earlyVerdicts_.look(*early)) {
     dump();
   }
-  const auto late = earlyVerdicts_.overdue(now, earlyAfter_, {});
+  const auto late = earlyVerdicts_.overdue(now, earlyAfter_, [](const auto&, const auto& entry) {
+    return std::optional(entry.op->issued);
+  });
   earlyVerdicts_.ask(
-      *early, late, now, earlyAfter_, {}, [&](const Operation& op, Clock::time_point deadline) {
+      *early, late, now, earlyAfter_, [&](const Operation& op, Clock::time_point deadline) {
         return request(op, now, earlyAfter_, deadline);
       });
 }

@@ -12,6 +12,7 @@
 #include "comm/RecordedOp.hpp"
 #include "host/Process.hpp"
 #include "monitor/Compiling.hpp"
+#include "monitor/PythonStackDump.hpp"
 #include "monitor/Sigterm.hpp"
 
 namespace torchcomms_pg {
@@ -48,15 +49,12 @@ void tellGroups(const GroupActivity& asked, RankStatus& answer) {
     const bool here = group.get() == &asked;
     const auto key = group->key();
     const bool known = here || (groups[key] == 1 && key != asked.key());
-    const bool queues = group->queues();
     // Reads what the group waits for before what it has issued. A rank that goes on in between then
     // seems to have arrived, and is not blamed.
     group->inFlight().inspect([&](const auto& ops, const Operation&) {
       for (const auto& entry : ops) {
-        const bool awaited = isAwaited(entry) && !queues;
-        if (awaited || (queues && &entry == &ops.front()) || mayBeAwaited(entry)) {
-          answer.waits.push_back(describeWait(*group, ops, *entry.op, known ? key : 0, here));
-          answer.waits.back().indirect = !awaited;
+        if (mayBeAwaited(*group, ops, entry)) {
+          answer.waits.push_back(describeWait(*group, ops, entry, known ? key : 0, here));
         }
       }
     });
@@ -64,6 +62,7 @@ void tellGroups(const GroupActivity& asked, RankStatus& answer) {
       answer.counts.push_back(group->issued().all(key, group->globalRanks()));
     }
   }
+  answer.mainThread = threads ? 0 : PythonStackDump::mainThread();
   if (!threads) {  // otherwise it is not known which rank's thread waits
     std::ranges::move(other_waits::ofDiagnosis(), std::back_inserter(answer.waits));
   }
@@ -71,12 +70,43 @@ void tellGroups(const GroupActivity& asked, RankStatus& answer) {
 
 }  // namespace
 
-bool isAwaited(const InFlight& entry) {
-  return !entry.left && (entry.work == nullptr || !entry.op->async || entry.work->awaited());
+GroupActivity::Waiter GroupActivity::waiterFor(const InFlight& entry) const {
+  if (queues() || entry.left) {
+    return {};
+  }
+  if (entry.work == nullptr || !entry.op->async) {
+    return {entry.thread, entry.op->issued};
+  }
+  return {entry.work->waiter(), entry.op->issued};
 }
 
-bool mayBeAwaited(const InFlight& entry) {
-  return entry.left || (entry.work != nullptr && entry.work->hasFuture());
+bool mayBeAwaited(const GroupActivity& group, const InFlightOps::List& ops, const InFlight& entry) {
+  if (group.queues() && &entry == &ops.front()) {
+    return true;
+  }
+  if (group.waiterFor(entry).thread != 0) {
+    return true;
+  }
+  const bool message = isPointToPoint(entry.op->kind) && !group.queues();
+  return (entry.left && !message) || (entry.work != nullptr && entry.work->hasFuture());
+}
+
+Stand standOf(const GroupActivity& group, const InFlight& entry) {
+  return group.waiterFor(entry).thread == 0 ? Stand::issued
+         : entry.op->async                  ? Stand::awaited
+                                            : Stand::inCall;
+}
+
+Wait describeWait(
+    const GroupActivity& group,
+    const InFlightOps::List& ops,
+    const InFlight& entry,
+    uint64_t key,
+    bool here) {
+  auto wait = describeWait(group, ops, *entry.op, key, here);
+  wait.thread = group.waiterFor(entry).thread;
+  wait.indirect = wait.thread == 0;
+  return wait;
 }
 
 Wait describeWait(
@@ -89,7 +119,8 @@ Wait describeWait(
   wait.text = describe(op) + (here ? "" : " of group '" + group.group().name + "'");
   // A shrink does not need the ranks that it leaves out.
   wait.group = op.kind == OpKind::shrink ? 0 : key;
-  wait.members = group.globalRanks();
+  const auto members = group.globalRanks();
+  wait.members = runsOf(members);
   const auto ended = group.inFlight().totals().sums(OpKind::recv);
   const auto await = [&](OpKind kind, int peer, uint64_t number) {
     using Kind = AwaitedMessage::Kind;
@@ -101,7 +132,7 @@ Wait describeWait(
           {kind == OpKind::send   ? Kind::send
            : kind == OpKind::recv ? Kind::receive
                                   : Kind::signal,
-           peer < 0 ? AwaitedMessage::kAnyRank : wait.members[peer],
+           peer < 0 ? AwaitedMessage::kAnyRank : members[peer],
            number});
     }
   };
@@ -114,7 +145,7 @@ Wait describeWait(
   const auto need = [&](const Operation& collective) {
     const bool one =
         group.meetsRootAlone() && hasRoot(collective.kind) && collective.peer != group.rank();
-    const AwaitedCollective needed{collective.seq, one ? wait.members[collective.peer] : -1};
+    const AwaitedCollective needed{collective.seq, one ? members[collective.peer] : -1};
     auto& all = wait.collectives;
     if (onlyGives(collective.kind, collective.peer == group.rank()) && !all.empty()) {
       return;  // a rank that only gives waits at most for earlier collectives
@@ -222,9 +253,13 @@ HangDiagnosis::Snapshot snapshotOf(const GroupActivity& group, Clock::time_point
   answer.compiledMs = compiling.ended ? compiling.ended->count() : -1;
   tellGroups(group, answer);
   group.inFlight().inspect([&](const auto& ops, const Operation& lastCompleted) {
-    if (!ops.empty()) {
-      const auto& oldest = *ops.front().op;
+    const auto shown = std::ranges::find_if(ops, [&](const auto& entry) {
+      return entry.op->collective || mayBeAwaited(group, ops, entry);
+    });
+    if (shown != ops.end()) {
+      const auto& oldest = *shown->op;
       answer.current = describe(oldest);
+      answer.stand = standOf(group, *shown);
       answer.signature = signature(oldest, !group.comparesSizes());
       answer.currentSeq = answer.signature.empty() ? 0 : oldest.seq;
       answer.waitedMs = std::chrono::duration_cast<Milliseconds>(now - oldest.issued).count();

@@ -30,6 +30,12 @@ class GroupActivity {
   virtual const IssueCounts& issued() const = 0;
   // Returns whether operations are queued on a device, so that threads do not wait for them.
   virtual bool queues() const = 0;
+  // Returns the thread that waits for the end of an operation in flight now, and since when.
+  struct Waiter {
+    uint64_t thread = 0;  // by threadNumber(); 0 if no thread is known to wait
+    Clock::time_point since;
+  };
+  virtual Waiter waiterFor(const InFlight& entry) const;
   // Returns whether each rank of a rooted collective communicates with the root alone.
   virtual bool meetsRootAlone() const = 0;
   // Returns whether the library that executes the operations detects that the ranks' sizes differ.
@@ -57,17 +63,24 @@ std::vector<std::shared_ptr<GroupActivity>> enlisted();
 // separately.
 uint64_t keyOf(const GroupActivity& group, const std::string& part);
 
-// Returns whether a thread waits for the end of the operation now.
-bool isAwaited(const InFlight& entry);
-// Returns whether a thread may wait for the operation's end in a way that is not observed.
-bool mayBeAwaited(const InFlight& entry);
-// Returns what `op` of `group` waits for. `ops`: the group's operations in flight. `key`: the
-// group's key; 0 if it is not unique. `here`: `group` is the diagnosed group, which the text need
-// not name.
+// Returns whether a thread or a device's queue waits for an operation of the group's list `ops`, or
+// may wait in a way that is not observed. Nothing waits for a message that nobody reads yet.
+bool mayBeAwaited(const GroupActivity& group, const InFlightOps::List& ops, const InFlight& entry);
+// Returns whether a thread of this rank is in the operation.
+Stand standOf(const GroupActivity& group, const InFlight& entry);
+// Return what an operation of `group` waits for; of one in flight also which thread waits. `ops`:
+// the group's operations in flight. `key`: the group's key; 0 if it is not unique. `here`: `group`
+// is the diagnosed group, which the text need not name.
 Wait describeWait(
     const GroupActivity& group,
     const InFlightOps::List& ops,
     const Operation& op,
+    uint64_t key,
+    bool here);
+Wait describeWait(
+    const GroupActivity& group,
+    const InFlightOps::List& ops,
+    const InFlight& entry,
     uint64_t key,
     bool here);
 

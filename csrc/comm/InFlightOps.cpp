@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/Thread.hpp"
+
 namespace torchcomms_pg {
 
 InFlightOps::Entry InFlightOps::add(
     const Operation& op, WorkPtr work, std::shared_ptr<Flight> flight) {
+  InFlight entry{&op, std::move(work), std::move(flight), {}, false, nullptr};
+  entry.thread = threadNumber();
   std::lock_guard lock(mutex_);
-  const auto added = ops_.insert(
-      ops_.end(), InFlight{&op, std::move(work), std::move(flight), {}, false, nullptr});
+  const auto added = ops_.insert(ops_.end(), std::move(entry));
   countInFlight();
   return added;
 }
@@ -17,6 +20,7 @@ InFlightOps::Entry InFlightOps::add(
 InFlightOps::Entry InFlightOps::add(const Operation& op, std::shared_ptr<void> keeper) {
   InFlight entry{&op, nullptr, nullptr, {}, false, nullptr};
   entry.keeper = std::move(keeper);
+  entry.thread = threadNumber();
   std::lock_guard lock(mutex_);
   const auto added = ops_.insert(ops_.end(), std::move(entry));
   countInFlight();

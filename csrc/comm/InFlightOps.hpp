@@ -25,6 +25,7 @@ struct InFlight {
   bool left = false;               // its call has returned; the waiting thread, if any, is unknown
   std::shared_ptr<void> keeper;    // keeps `op` alive if none of the above does
   bool ended = false;              // its end is being reported
+  uint64_t thread = 0;             // the thread that has issued it, by threadNumber()
 };
 
 // The list of operations in flight, and the last completed one. For deadlines and diagnoses an

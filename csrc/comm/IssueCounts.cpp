@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/Thread.hpp"
+
 namespace torchcomms_pg {
 
 void IssueCounts::number(PreparedOp& call) {
@@ -13,6 +15,9 @@ void IssueCounts::number(PreparedOp& call) {
   const auto count = std::max<size_t>(call.parts.size(), 1);
   op.seq = (messages ? messages_ : collectives_).fetch_add(count, std::memory_order_relaxed) + 1;
   op.collective = !messages;
+  if (!messages) {
+    collectivesThread_.store(threadNumber(), std::memory_order_relaxed);
+  }
   if (isPointToPoint(op.kind)) {
     op.number = next(op.kind, op.peer);
     return;
@@ -33,7 +38,9 @@ void IssueCounts::number(PreparedOp& call) {
 void IssueCounts::number(Operation& op) {
   op.collective = !isPointToPoint(op.kind);
   op.seq = (op.collective ? collectives_ : messages_).fetch_add(1, std::memory_order_relaxed) + 1;
-  if (!op.collective) {
+  if (op.collective) {
+    collectivesThread_.store(threadNumber(), std::memory_order_relaxed);
+  } else {
     op.number = next(op.kind, op.peer);
   }
 }
@@ -63,6 +70,8 @@ IssueCounts::Count* IssueCounts::countOf(OpKind kind, int peer) {
 }
 
 uint64_t IssueCounts::next(OpKind kind, int peer) {
+  const bool receives = kind == OpKind::recv || kind == OpKind::waitSignal;
+  (receives ? receivesThread_ : sendsThread_).store(threadNumber(), std::memory_order_relaxed);
   auto* const count = countOf(kind, peer);
   return count == nullptr ? 0 : count->fetch_add(1, std::memory_order_relaxed) + 1;
 }
@@ -72,6 +81,9 @@ GroupCounts IssueCounts::all(uint64_t group, const std::vector<int64_t>& globalR
   counts.group = group;
   counts.collectives = collectives();
   counts.receivedFromAny = receivedFromAny_.load(std::memory_order_relaxed);
+  counts.collectivesThread = collectivesThread_.load(std::memory_order_relaxed);
+  counts.sendsThread = sendsThread_.load(std::memory_order_relaxed);
+  counts.receivesThread = receivesThread_.load(std::memory_order_relaxed);
   for (int peer = 0; peer < size_; ++peer) {
     const auto count = [&](Kind kind) {
       return withPeer(kind, peer).load(std::memory_order_relaxed);

@@ -43,6 +43,9 @@ class IssueCounts {
   Count collectives_{0};
   Count messages_{0};
   Count receivedFromAny_{0};
+  Count collectivesThread_{0};  // the threads that have issued the latest ones
+  Count sendsThread_{0};
+  Count receivesThread_{0};
   const std::unique_ptr<Count[]> withPeers_;
 };
 

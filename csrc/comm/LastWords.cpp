@@ -45,9 +45,10 @@ std::optional<Waiting> longest(Clock::time_point at) {
   for (const auto& group : enlisted()) {
     group->inFlight().inspect([&](const auto& ops, const Operation&) {
       for (const auto& entry : ops) {
-        const bool awaited = isAwaited(entry) || (group->queues() && &entry == &ops.front());
+        const bool awaited =
+            group->waiterFor(entry).thread != 0 || (group->queues() && &entry == &ops.front());
         const auto rank = std::pair(!awaited, entry.op->issued);
-        if (entry.op->issued < at && (awaited || mayBeAwaited(entry)) &&
+        if (entry.op->issued < at && mayBeAwaited(*group, ops, entry) &&
             (!found || rank < std::pair(!found->awaited, found->op.issued))) {
           found.emplace().group = group;
           found->op.noteFrom(*entry.op);

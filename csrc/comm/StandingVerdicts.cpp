@@ -8,14 +8,6 @@
 
 namespace torchcomms_pg {
 
-namespace {
-
-Clock::time_point begunAt(const Operation& op, Clock::time_point lastEnd) {
-  return op.collective ? std::max(op.issued, lastEnd) : op.issued;
-}
-
-}  // namespace
-
 bool StandingVerdicts::look(HangDiagnosis& diagnosis) {
   const auto standing = diagnosis.standing();
   std::lock_guard lock(mutex_);
@@ -55,15 +47,21 @@ std::string StandingVerdicts::endOf(const Operation& op) const {
          inSeconds(took) + " after its issue on rank " + group.numberOf(group_.rank());
 }
 
-std::optional<Operation> StandingVerdicts::overdue(
-    Clock::time_point now, Milliseconds timeout, Clock::time_point lastEnd) const {
+std::optional<StandingVerdicts::Overdue> StandingVerdicts::overdue(
+    Clock::time_point now, Milliseconds timeout, const Begun& begun) const {
   return group_.inFlight().inspect([&](const auto& ops, const Operation&) {
-    std::optional<Operation> found;
+    std::optional<Overdue> found;
+    if (asked_) {
+      return found;
+    }
     for (const auto& entry : ops) {
       const auto& op = *entry.op;
-      if (!asked_ && op.issued >= settled_ &&
-          deadlines_.passed(op.issued, begunAt(op, lastEnd), timeout, now)) {
-        found.emplace().noteFrom(op);
+      const auto since = begun(ops, entry);
+      // A message may be issued long before a thread waits for it.
+      const auto from = op.collective ? op.issued : since.value_or(op.issued);
+      if (since && from >= settled_ && deadlines_.passed(from, *since, timeout, now)) {
+        found.emplace().op.noteFrom(op);
+        found->begun = *since;
         break;
       }
     }
@@ -73,14 +71,13 @@ std::optional<Operation> StandingVerdicts::overdue(
 
 void StandingVerdicts::ask(
     HangDiagnosis& diagnosis,
-    const std::optional<Operation>& overdue,
+    const std::optional<Overdue>& overdue,
     Clock::time_point now,
     Milliseconds timeout,
-    Clock::time_point lastEnd,
     const Request& request) {
-  if (overdue && group_.inFlight().has(*overdue)) {
-    asked_ = overdue;
-    askedBegun_ = begunAt(*overdue, lastEnd);
+  if (overdue && group_.inFlight().has(overdue->op)) {
+    asked_.emplace().noteFrom(overdue->op);
+    askedBegun_ = overdue->begun;
   }
   if (!asked_) {
     return;

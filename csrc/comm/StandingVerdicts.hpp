@@ -16,6 +16,13 @@ namespace torchcomms_pg {
 // The functions are for the monitor's thread, except close().
 class StandingVerdicts {
  public:
+  // Returns the time from which an operation's deadline counts, nullopt if nothing waits for it.
+  using Begun =
+      std::function<std::optional<Clock::time_point>(const InFlightOps::List&, const InFlight&)>;
+  struct Overdue {
+    Operation op;
+    Clock::time_point begun;  // time from which its deadline counts
+  };
   using Request = std::function<DiagnosisRequest(const Operation& op, Clock::time_point deadline)>;
 
   explicit StandingVerdicts(const GroupActivity& group) : group_(group) {}
@@ -23,19 +30,17 @@ class StandingVerdicts {
   // Ends the verdict to which this rank led, if its operation has ended. Returns true once for each
   // verdict that stands.
   bool look(HangDiagnosis& diagnosis);
-  // Returns the oldest operation without a verdict that has taken longer than `timeout`, counted
-  // from its issue, or for a collective from `lastEnd` if that is later. Returns nullopt while
-  // another one is diagnosed.
-  std::optional<Operation> overdue(
-      Clock::time_point now, Milliseconds timeout, Clock::time_point lastEnd) const;
+  // Returns the oldest operation without a verdict that has taken longer than `timeout`. Returns
+  // nullopt while another one is diagnosed.
+  std::optional<Overdue> overdue(
+      Clock::time_point now, Milliseconds timeout, const Begun& begun) const;
   // Asks for a verdict on `overdue`, if it is set and has not ended, and goes on asking until there
   // is one. `request`: builds the question.
   void ask(
       HangDiagnosis& diagnosis,
-      const std::optional<Operation>& overdue,
+      const std::optional<Overdue>& overdue,
       Clock::time_point now,
       Milliseconds timeout,
-      Clock::time_point lastEnd,
       const Request& request);
 
   // Has the ranks print how the standing verdict, if any, is over, since the group is being

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/Thread.hpp"
 #include "comm/BackwardPass.hpp"
 #include "operation/Operation.hpp"
 
@@ -102,10 +103,14 @@ class Work final : public latest::Work {
   void completeFutures();
   bool hasFuture() const;
   bool launched() const { return operation().seq != 0; }
-  // Returns whether a host thread waits for the operation now.
-  bool awaited() const { return waiting_.load(std::memory_order_relaxed) != 0; }
+  // Returns a host thread that waits for the operation now, by threadNumber(), or 0.
+  uint64_t waiter() const {
+    return waiting_.load(std::memory_order_relaxed) == 0 ? 0
+                                                         : waiter_.load(std::memory_order_relaxed);
+  }
   // Counts the calling thread among the waiting threads while the result exists.
   [[nodiscard]] auto waiting() {
+    waiter_.store(threadNumber(), std::memory_order_relaxed);
     waiting_.fetch_add(1);
     return c10::make_scope_exit([this] { waiting_.fetch_sub(1); });
   }
@@ -127,6 +132,7 @@ class Work final : public latest::Work {
   std::atomic<const Operation*> op_{&made_};
   std::atomic<bool> done_{false};
   std::atomic<int> waiting_{0};
+  std::atomic<uint64_t> waiter_{0};  // the latest of the waiting threads
   bool timed_ = false;
   std::shared_ptr<BackwardPass> pass_;
   int source_ = -1;

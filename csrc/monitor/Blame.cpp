@@ -2,56 +2,200 @@
 
 #include <algorithm>
 #include <deque>
-#include <set>
+#include <iterator>
+#include <map>
+#include <unordered_map>
+#include <utility>
 
 namespace torchcomms_pg {
 
 namespace {
 
-template <class T>
-bool contains(const std::vector<T>& all, const T& one) {
-  return std::find(all.begin(), all.end(), one) != all.end();
+void sortOnce(std::vector<int>& ranks) {
+  std::ranges::sort(ranks);
+  const auto twice = std::ranges::unique(ranks);
+  ranks.erase(twice.begin(), twice.end());
 }
 
-void add(std::vector<int>& ranks, int rank) {
-  if (!contains(ranks, rank)) {
-    ranks.insert(std::upper_bound(ranks.begin(), ranks.end(), rank), rank);
-  }
+void eraseThose(std::vector<int>& ranks, const std::vector<int>& sorted) {
+  std::erase_if(
+      ranks, [&](int rank) { return std::binary_search(sorted.begin(), sorted.end(), rank); });
 }
 
 // A rank of which this diagnosis knows nothing: it is outside the group, or its number is unknown.
 constexpr int kElsewhere = -1;
 
-// A condition of a wait: one of these ranks has to do its part. Has several ranks only for a
-// receive from any rank.
-using Need = std::vector<int>;
+// The conditions of a wait, which are not known to be met: each rank of `ones` has to do its part,
+// and a rank of each list of `anyOf`, which is for a receive from any rank. The ranks are nodes of
+// the graph. Waits for one collective share their conditions, so that the work for them is linear
+// in the number of waits.
+struct Needs {
+  std::vector<int> ones;
+  std::vector<std::vector<int>> anyOf;
+  bool elsewhere = false;   // a rank of which nothing is known has to do its part
+  std::vector<bool> isOne;  // by node: whether it is in `ones`
 
-// The graph of which rank waits for which, by the ranks' reports.
+  bool hasOne(int node) const { return static_cast<size_t>(node) < isOne.size() && isOne[node]; }
+  void add(int node) {
+    isOne.resize(std::max(isOne.size(), static_cast<size_t>(node) + 1));
+    isOne[node] = true;
+    ones.push_back(node);
+  }
+  size_t size() const { return ones.size() + anyOf.size() + (elsewhere ? 1 : 0); }
+};
+
+// The graph of which rank waits for which, by the ranks' reports. A node is a rank; or with
+// `byThread`, where a rank has waits of several threads, one of its threads.
 class WaitGraph {
  public:
   WaitGraph(
       const DiagnosisRequest& request,
       const std::map<int, RankStatus>& answers,
-      const std::map<int, Silent>& silent)
-      : request_(request), answers_(answers), silent_(silent) {
+      const std::map<int, Silent>& silent,
+      bool byThread)
+      : request_(request),
+        answers_(answers),
+        silent_(silent),
+        byThread_(byThread),
+        nodes_(request.size) {
     for (int rank = 0; rank < request.size; ++rank) {
       ranks_[global(rank)] = rank;
+      nodes_[rank].rank = rank;
+      if (const auto found = answers.find(rank); found != answers.end()) {
+        nodes_[rank].answer = &found->second;
+        for (const auto& wait : found->second.waits) {
+          nodes_[rank].waits.push_back(&wait);
+        }
+      }
+    }
+    for (const int rank : request.absent) {
+      nodes_.at(rank).absent = true;
     }
   }
+
+  // Returns whether a rank has waits that do not count, since another thread is needed.
+  bool dividesRanks() const { return nodes_.size() > static_cast<size_t>(request_.size); }
 
   Blame blame() {
     Blame found;
     found.disagree = disagreeing();
     follow(found);
     const auto late = found.lateRanks();
-    std::erase_if(found.gone, [&](int rank) { return contains(late, rank); });
-    std::erase_if(
-        found.silent, [&](int rank) { return contains(late, rank) || contains(found.gone, rank); });
+    eraseThose(found.gone, late);
+    eraseThose(found.silent, late);
+    eraseThose(found.silent, found.gone);
     findCircle(found);
     return found;
   }
 
+  // Finds ranks that wait for each other in a circle: removes all ranks that may go on, and follows
+  // the waits of the rest. Looks only at ranks to which the waits of the request lead.
+  void findCircle(Blame& found) {
+    const auto& first = needs(request_.rank, request_.wait);
+    struct Use {
+      std::vector<int> users;  // nodes that wait for these needs
+      int stuck = 0;           // number of its `ones` that are stuck
+    };
+    std::unordered_map<const Needs*, Use> uses;
+    std::vector<std::vector<const Needs*>> neededIn;  // by node
+    std::vector<int> open;
+    const auto reach = [&](int number) {
+      auto& node = nodes_[number];
+      if (!node.stuck && !node.waits.empty()) {
+        node.stuck = true;
+        open.push_back(number);
+      }
+    };
+    const auto reachAll = [&](const Needs& needs) {
+      if (uses.contains(&needs)) {
+        return;
+      }
+      auto& use = uses[&needs];
+      neededIn.resize(nodes_.size());
+      const auto note = [&](int node) {
+        reach(node);
+        neededIn[node].push_back(&needs);
+      };
+      for (const int node : needs.ones) {
+        note(node);
+        use.stuck += nodes_[node].stuck ? 1 : 0;
+      }
+      for (const auto& any : needs.anyOf) {
+        std::ranges::for_each(any, note);
+      }
+    };
+    reachAll(first);
+    for (size_t i = 0; i < open.size(); ++i) {
+      const int node = open[i];
+      for (const auto* const wait : nodes_[node].waits) {
+        const auto& each = needs(nodes_[node].rank, *wait);
+        reachAll(each);
+        uses[&each].users.push_back(node);
+      }
+    }
+    const auto allStuck = [&](const std::vector<int>& any) {
+      return std::ranges::all_of(any, [&](int node) { return nodes_[node].stuck; });
+    };
+    const auto blocks = [&](const Needs& needs) {
+      return uses[&needs].stuck > 0 || std::ranges::any_of(needs.anyOf, allStuck);
+    };
+    // A rank with several waits may go on if one of the waits may end.
+    std::vector<int> freed;
+    const auto free = [&](int node) {
+      if (std::exchange(nodes_[node].stuck, false)) {
+        freed.push_back(node);
+      }
+    };
+    const auto look = [&](const Needs& needs) {
+      if (!blocks(needs)) {
+        std::ranges::for_each(uses[&needs].users, free);
+      }
+    };
+    for (const auto& [needs, use] : uses) {
+      look(*needs);
+    }
+    for (size_t i = 0; i < freed.size(); ++i) {
+      for (const auto* const needs : neededIn[freed[i]]) {
+        if (needs->hasOne(freed[i])) {
+          --uses[needs].stuck;
+        }
+        look(*needs);
+      }
+    }
+    int node = nextStuck(first);
+    if (node == kElsewhere) {
+      return;
+    }
+    std::vector<Blame::Link> way;
+    std::vector<int> place(nodes_.size(), -1);
+    while (place[node] < 0) {
+      place[node] = static_cast<int>(way.size());
+      const auto& wait = *nodes_[node].waits.front();
+      way.push_back({nodes_[node].rank, wait});
+      node = nextStuck(needs(nodes_[node].rank, wait));
+    }
+    way.erase(way.begin(), way.begin() + place[node]);
+    // Starts with the lowest rank, so that every leader writes the same text.
+    std::ranges::rotate(way, std::ranges::min_element(way, {}, &Blame::Link::rank));
+    found.certain = std::ranges::none_of(way, [](const auto& link) { return link.wait.indirect; });
+    found.circle = std::move(way);
+  }
+
  private:
+  // What another rank has to do.
+  enum class Part { collective, send, receive };
+
+  struct Node {
+    int rank = 0;
+    uint64_t thread = 0;                 // 0 for the whole rank
+    std::vector<const Wait*> waits;      // of the thread, and of unknown threads
+    const RankStatus* answer = nullptr;  // null for a rank that has not answered
+    bool absent = false;                 // is in DiagnosisRequest::absent
+    bool opened = false;                 // follow() has taken its waits
+    int lateIn = -1;                     // place in Blame::late of the rank, if it is there
+    bool stuck = false;                  // it waits, and findCircle() has not found that it goes on
+  };
+
   // Returns the ranks whose operations disagree: with the operation asked about if the numbers are
   // equal, otherwise with another rank's operation of the same number.
   std::vector<int> disagreeing() const {
@@ -77,57 +221,73 @@ class WaitGraph {
   // Follows the waits from the operation asked about to the ranks that it needs, and further to the
   // ranks that these wait for. A receive from any of several ranks accuses none of them, since each
   // of the others may send.
-  void follow(Blame& found) const {
+  void follow(Blame& found) {
     std::deque<std::pair<int, const Wait*>> waits{{request_.rank, &request_.wait}};
-    std::set<int> seen;
-    const auto open = [&](int rank) {
-      if (seen.insert(rank).second) {
-        for (const auto& next : answers_.at(rank).waits) {
-          waits.emplace_back(rank, &next);
+    const auto open = [&](int node) {
+      if (!std::exchange(nodes_[node].opened, true)) {
+        for (const auto* const next : nodes_[node].waits) {
+          waits.emplace_back(nodes_[node].rank, next);
         }
       }
     };
+    std::unordered_map<const Needs*, int>
+        followed;  // place of its late ranks in Blame::late, or -1
     while (!waits.empty()) {
       const auto [waiting, wait] = waits.front();
       waits.pop_front();
-      const auto unmet = needs(waiting, *wait);
-      for (const auto& need : unmet) {
-        const int rank = need.front();
-        if (need.size() > 1 || rank == kElsewhere) {
-          continue;
+      const auto& unmet = needs(waiting, *wait);
+      const auto [known, isNew] = followed.emplace(&unmet, -1);
+      if (!isNew) {
+        if (known->second >= 0) {
+          found.late[known->second].waiting.push_back(waiting);
         }
+        continue;
+      }
+      for (const int node : unmet.ones) {
+        const int rank = nodes_[node].rank;
         if (wait == &request_.wait) {
-          add(found.missing, rank);
+          found.missing.push_back(rank);
         }
-        const auto answer = answers_.find(rank);
-        if (answer == answers_.end() && !missedByLibrary(rank, *wait)) {
-          const auto known = silent_.find(rank);
+        const auto* const answer = nodes_[node].answer;
+        if (answer == nullptr && !missedByLibrary(rank, *wait)) {
+          const auto silent = silent_.find(rank);
           // The rank may have done its part, unless it is the only missing rank.
-          const bool gone = unmet.size() == 1 && known != silent_.end() && known->second.gone;
-          add(gone ? found.gone : found.silent, rank);
-        } else if (answer == answers_.end() || answer->second.waits.empty()) {
-          addLate(found, rank, waiting, *wait);
+          const bool gone = unmet.size() == 1 && silent != silent_.end() && silent->second.gone;
+          (gone ? found.gone : found.silent).push_back(rank);
+        } else if (answer == nullptr || nodes_[node].waits.empty()) {
+          if (const int place = addLate(found, rank, *wait); place >= 0) {
+            known->second = place;
+          }
         } else {
-          open(rank);
+          open(node);
         }
+      }
+      if (known->second >= 0) {
+        found.late[known->second].waiting.push_back(waiting);
       }
       // A root that has arrived may still hold up the others, so the search follows its waits, too.
       for (const auto& collective : wait->collectives) {
         if (const int root = local(collective.rank);
             collective.rank >= 0 && isIn(root, wait->group, collective.seq)) {
-          open(root);
+          open(nodeOf(root, *wait, Part::collective));
         }
       }
     }
+    for (auto& late : found.late) {
+      sortOnce(late.ranks);
+      sortOnce(late.waiting);
+    }
+    sortOnce(found.missing);
+    sortOnce(found.gone);
+    sortOnce(found.silent);
   }
 
   // Lists a late rank under the first operation that leads to it, and under no other operation.
-  static void addLate(Blame& found, int rank, int waiting, const Wait& wait) {
-    const auto isOther = [&](const auto& other) {
-      return contains(other.ranks, rank) && !isSameOperation(other.wait, wait);
-    };
-    if (std::ranges::any_of(found.late, isOther)) {
-      return;
+  // Returns the place of the operation in Blame::late, or -1 if the rank is under another one.
+  int addLate(Blame& found, int rank, const Wait& wait) {
+    int& place = nodes_[rank].lateIn;
+    if (place >= 0) {
+      return isSameOperation(found.late[place].wait, wait) ? place : -1;
     }
     auto late = std::find_if(found.late.begin(), found.late.end(), [&](const auto& other) {
       return isSameOperation(other.wait, wait);
@@ -135,89 +295,131 @@ class WaitGraph {
     if (late == found.late.end()) {
       late = found.late.insert(late, {wait, {}, {}});
     }
-    add(late->ranks, rank);
-    add(late->waiting, waiting);
+    late->ranks.push_back(rank);
+    return place = static_cast<int>(late - found.late.begin());
   }
 
-  // Finds ranks that wait for each other in a circle: removes all ranks that may go on, and follows
-  // the waits of the rest.
-  void findCircle(Blame& found) const {
-    std::set<int> stuck;
-    for (const auto& [rank, answer] : answers_) {
-      if (!answer.waits.empty()) {
-        stuck.insert(rank);
-      }
+  // Returns the node of a rank that is to do its part in what `wait` of another rank waits for.
+  int nodeOf(int rank, const Wait& wait, Part part) {
+    const auto thread = rank == kElsewhere || !byThread_ ? 0 : threadFor(rank, wait.group, part);
+    if (thread == 0) {
+      return rank;
     }
-    // A rank with several waits may go on if one of the waits may end.
-    const auto mayGoOn = [&](int rank) {
-      const auto& waits = answers_.at(rank).waits;
-      return std::any_of(waits.begin(), waits.end(), [&](const Wait& wait) {
-        return stuckNeed(rank, wait, stuck).empty();
-      });
+    const auto counts = [&](const Wait* each) {
+      return each->thread == 0 || each->thread == thread;
     };
-    for (bool changed = true; changed;) {
-      changed = std::erase_if(stuck, mayGoOn) > 0;
+    if (std::ranges::all_of(nodes_[rank].waits, counts)) {
+      return rank;
     }
-    const auto first = stuckNeed(request_.rank, request_.wait, stuck);
-    if (first.empty()) {
-      return;
+    const auto [known, isNew] =
+        threads_.emplace(std::pair(rank, thread), static_cast<int>(nodes_.size()));
+    if (isNew) {
+      auto& node = nodes_.emplace_back();
+      node.rank = rank;
+      node.thread = thread;
+      node.answer = nodes_[rank].answer;
+      std::ranges::copy_if(nodes_[rank].waits, std::back_inserter(node.waits), counts);
     }
-    std::vector<Blame::Link> way;
-    for (int rank = first.front();;) {
-      const auto again = std::find_if(
-          way.begin(), way.end(), [rank](const auto& link) { return link.rank == rank; });
-      if (again != way.end()) {
-        way.erase(way.begin(), again);
-        break;
-      }
-      const auto& wait = answers_.at(rank).waits.front();
-      way.push_back({rank, wait});
-      rank = stuckNeed(rank, wait, stuck).front();
-    }
-    // Starts with the lowest rank, so that every leader writes the same text.
-    std::rotate(
-        way.begin(),
-        std::min_element(
-            way.begin(), way.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; }),
-        way.end());
-    found.certain =
-        std::none_of(way.begin(), way.end(), [](const auto& link) { return link.wait.indirect; });
-    found.circle = std::move(way);
+    return known->second;
   }
 
-  // Returns a need of the wait that only ranks of `stuck` could meet, or an empty one if the wait
-  // has no such need.
-  Need stuckNeed(int rank, const Wait& wait, const std::set<int>& stuck) const {
-    for (auto& need : needs(rank, wait)) {
-      if (std::all_of(
-              need.begin(), need.end(), [&](int other) { return stuck.count(other) != 0; })) {
-        return std::move(need);
-      }
+  // Returns the thread of the rank that is to do its part, or 0 if that is not known.
+  uint64_t threadFor(int rank, uint64_t group, Part part) const {
+    const auto* const answer = nodes_[rank].answer;
+    if (answer == nullptr) {
+      return 0;
     }
-    return {};
+    const auto* const counts = countsOf(rank, group);
+    const auto thread = counts == nullptr          ? uint64_t{0}
+                        : part == Part::collective ? counts->collectivesThread
+                        : part == Part::send       ? counts->sendsThread
+                                                   : counts->receivesThread;
+    return thread == 0 ? answer->mainThread : thread == kAnyThread ? 0 : thread;
+  }
+
+  // Returns a node that is stuck and that the needs wait for, or kElsewhere if only nodes that may
+  // go on can meet them.
+  int nextStuck(const Needs& needs) const {
+    const auto isStuck = [&](int node) { return nodes_[node].stuck; };
+    if (const auto one = std::ranges::find_if(needs.ones, isStuck); one != needs.ones.end()) {
+      return *one;
+    }
+    const auto any = std::ranges::find_if(
+        needs.anyOf, [&](const auto& each) { return std::ranges::all_of(each, isStuck); });
+    return any == needs.anyOf.end() || any->empty() ? kElsewhere : any->front();
   }
 
   // Returns the needs of `wait` of `rank` that are not known to be met.
-  std::vector<Need> needs(int rank, const Wait& wait) const {
-    std::vector<Need> needs;
-    if (wait.group == 0) {
-      return {{kElsewhere}};
+  const Needs& needs(int rank, const Wait& wait) {
+    auto& known = needs_[&wait];
+    if (known != nullptr) {
+      return *known;
     }
+    // What the library tells is about the operation asked about alone. A wait for a message is this
+    // rank's own.
+    if (&wait != &request_.wait && wait.group != 0 && wait.messages.empty() &&
+        !wait.collectives.empty()) {
+      std::vector<std::pair<uint64_t, int64_t>> what;
+      for (const auto& collective : wait.collectives) {
+        what.emplace_back(collective.seq, collective.rank);
+      }
+      auto& shared = sharedNeeds_[{wait.group, std::move(what)}];
+      if (shared == nullptr) {
+        shared = &made_.emplace_back(find(kElsewhere, wait));
+      }
+      if (!shared->hasOne(nodeOf(rank, wait, Part::collective))) {
+        return *(known = shared);
+      }
+    }
+    return *(known = &made_.emplace_back(find(rank, wait)));
+  }
+
+  // Returns the needs of a wait of `rank`, or with kElsewhere the needs of any rank's wait.
+  Needs find(int rank, const Wait& wait) {
+    Needs needs;
+    if (wait.group == 0) {
+      needs.elsewhere = true;
+      return needs;
+    }
+    const auto need = [&](int other, Part part) {
+      const int node = nodeOf(other, wait, part);
+      if (node == kElsewhere) {
+        needs.elsewhere = true;
+      } else if (!needs.hasOne(node)) {
+        needs.add(node);
+      }
+    };
+    const auto partOf = [](const AwaitedMessage& message) {
+      return message.kind == AwaitedMessage::Kind::send ? Part::receive : Part::send;
+    };
     for (const auto& message : wait.messages) {
-      if (message.peer == AwaitedMessage::kAnyRank) {
-        if (auto senders = others(rank, wait); !hasMetAny(senders, rank, wait, message)) {
-          needs.push_back(std::move(senders));
+      if (message.peer != AwaitedMessage::kAnyRank) {
+        if (const int peer = local(message.peer); !hasMet(peer, rank, wait, message)) {
+          need(peer, partOf(message));
         }
-      } else if (const int peer = local(message.peer); !hasMet(peer, rank, wait, message)) {
-        needs.push_back({peer});
+      } else if (auto senders = others(rank, wait); !hasMetAny(senders, rank, wait, message)) {
+        if (senders.size() == 1) {
+          need(senders.front(), partOf(message));
+        } else if (std::ranges::count(senders, kElsewhere) > 0) {
+          needs.elsewhere = true;
+        } else if (!senders.empty()) {
+          for (int& sender : senders) {
+            sender = nodeOf(sender, wait, partOf(message));
+          }
+          needs.anyOf.push_back(std::move(senders));
+        }
       }
     }
     for (const auto& collective : wait.collectives) {
-      for (const int other :
-           collective.rank >= 0 ? Need{local(collective.rank)} : others(rank, wait)) {
-        if (!hasArrived(other, wait, collective.seq) && !contains(needs, Need{other})) {
-          needs.push_back({other});
+      const auto awaits = [&](int other) {
+        if (!hasArrived(other, wait, collective.seq)) {
+          need(other, Part::collective);
         }
+      };
+      if (collective.rank >= 0) {
+        awaits(local(collective.rank));
+      } else {
+        std::ranges::for_each(others(rank, wait), awaits);
       }
     }
     if (wait.collectives.empty() && wait.messages.empty()) {
@@ -225,9 +427,9 @@ class WaitGraph {
       // library may know which ranks are missing; otherwise ranks without an answer count as
       // missing.
       for (const int other : others(rank, wait)) {
-        if (&wait != &request_.wait || request_.absent.empty() ? answers_.count(other) == 0
-                                                               : contains(request_.absent, other)) {
-          needs.push_back({other});
+        const bool asked = &wait == &request_.wait && !request_.absent.empty();
+        if (other == kElsewhere || (asked ? isAbsent(other) : nodes_[other].answer == nullptr)) {
+          need(other, Part::collective);
         }
       }
     }
@@ -238,10 +440,10 @@ class WaitGraph {
     if (rank == kElsewhere) {
       return false;
     }
-    if (answers_.count(rank) == 0) {
+    if (nodes_[rank].answer == nullptr) {
       // The library's report is about the oldest collective of the operation asked about.
       return &wait == &request_.wait && request_.absentIsAll &&
-             seq == wait.collectives.front().seq && !contains(request_.absent, rank);
+             seq == wait.collectives.front().seq && !isAbsent(rank);
     }
     const auto* const counts = countsOf(rank, wait.group);
     // A rank without counts of the group has left the group, after all of its operations.
@@ -260,8 +462,8 @@ class WaitGraph {
 
   // Returns whether `peer` has issued what `message` of `rank` waits for. Messages of all tags
   // count, so true may be wrong. False is certain if the peer has answered.
-  bool hasMet(int peer, int rank, const Wait& wait, const AwaitedMessage& message) const {
-    if (peer == kElsewhere || answers_.count(peer) == 0) {
+  bool hasMet(int peer, int rank, const Wait& wait, const AwaitedMessage& message) {
+    if (peer == kElsewhere || nodes_[peer].answer == nullptr) {
       return false;
     }
     const auto* const counts = countsOf(peer, wait.group);
@@ -281,10 +483,10 @@ class WaitGraph {
   // Returns whether the message may have been issued: the senders have issued more messages to the
   // rank than it has received. True may be wrong. False is certain if all senders have answered.
   bool hasMetAny(
-      const Need& senders, int rank, const Wait& wait, const AwaitedMessage& message) const {
+      const std::vector<int>& senders, int rank, const Wait& wait, const AwaitedMessage& message) {
     uint64_t sent = 0;
     for (const int sender : senders) {
-      if (sender == kElsewhere || answers_.count(sender) == 0) {
+      if (sender == kElsewhere || nodes_[sender].answer == nullptr) {
         continue;
       }
       const auto* const counts = countsOf(sender, wait.group);
@@ -296,29 +498,38 @@ class WaitGraph {
     return message.kind == AwaitedMessage::Kind::receive && sent >= message.number;
   }
 
-  PeerCounts countsWith(const GroupCounts& counts, int rank) const {
-    const auto found = std::find_if(
-        counts.peers.begin(), counts.peers.end(), [me = global(rank)](const auto& each) {
-          return each.peer == me;
-        });
-    return found == counts.peers.end() ? PeerCounts{} : *found;
+  PeerCounts countsWith(const GroupCounts& counts, int rank) {
+    auto& peers = peers_[&counts];
+    if (peers.size() != counts.peers.size()) {
+      for (const auto& each : counts.peers) {
+        peers.emplace(each.peer, &each);
+      }
+    }
+    const auto found = peers.find(global(rank));
+    return found == peers.end() ? PeerCounts{} : *found->second;
   }
 
+  bool isAbsent(int rank) const { return nodes_[rank].absent; }
+
   bool missedByLibrary(int rank, const Wait& wait) const {
-    return &wait == &request_.wait && request_.absentIsAll && contains(request_.absent, rank);
+    return &wait == &request_.wait && request_.absentIsAll && isAbsent(rank);
   }
 
   const GroupCounts* countsOf(int rank, uint64_t group) const {
-    const auto& all = answers_.at(rank).counts;
+    const auto& all = nodes_[rank].answer->counts;
     const auto found = std::find_if(
         all.begin(), all.end(), [group](const auto& counts) { return counts.group == group; });
     return found == all.end() || group == 0 ? nullptr : &*found;
   }
 
-  Need others(int rank, const Wait& wait) const {
-    Need others;
-    for (const auto member : wait.members) {
-      if (const int other = local(member); other != rank) {
+  // Returns the group's other ranks; with kElsewhere all of them, and kElsewhere for each rank of
+  // which nothing is known.
+  std::vector<int> others(int rank, const Wait& wait) const {
+    std::vector<int64_t> members;
+    spread(wait.members, members);
+    std::vector<int> others;
+    for (const auto member : members) {
+      if (const int other = local(member); other != rank || rank == kElsewhere) {
         others.push_back(other);
       }
     }
@@ -338,7 +549,16 @@ class WaitGraph {
   const DiagnosisRequest& request_;
   const std::map<int, RankStatus>& answers_;
   const std::map<int, Silent>& silent_;
-  std::map<int64_t, int> ranks_;  // rank in the group, by global rank
+  const bool byThread_;
+  std::deque<Node> nodes_;                           // the ranks come first
+  std::map<std::pair<int, uint64_t>, int> threads_;  // other nodes, by rank and thread
+  std::unordered_map<int64_t, int> ranks_;           // rank in the group, by global rank
+  std::deque<Needs> made_;
+  std::unordered_map<const Wait*, const Needs*> needs_;
+  // By group, and by the numbers and roots of the collectives.
+  std::map<std::pair<uint64_t, std::vector<std::pair<uint64_t, int64_t>>>, const Needs*>
+      sharedNeeds_;
+  std::unordered_map<const GroupCounts*, std::unordered_map<int64_t, const PeerCounts*>> peers_;
 };
 
 }  // namespace
@@ -346,10 +566,9 @@ class WaitGraph {
 std::vector<int> Blame::lateRanks() const {
   std::vector<int> ranks;
   for (const auto& each : late) {
-    for (const int rank : each.ranks) {
-      add(ranks, rank);
-    }
+    ranks.insert(ranks.end(), each.ranks.begin(), each.ranks.end());
   }
+  sortOnce(ranks);
   return ranks;
 }
 
@@ -357,7 +576,14 @@ Blame blame(
     const DiagnosisRequest& request,
     const std::map<int, RankStatus>& answers,
     const std::map<int, Silent>& silent) {
-  return WaitGraph(request, answers, silent).blame();
+  WaitGraph graph(request, answers, silent, /*byThread=*/true);
+  auto found = graph.blame();
+  if (found.circle.empty() && graph.dividesRanks()) {
+    Blame perhaps;
+    WaitGraph(request, answers, silent, /*byThread=*/false).findCircle(perhaps);
+    found.perhaps = std::move(perhaps.circle);
+  }
+  return found;
 }
 
 }  // namespace torchcomms_pg

@@ -22,6 +22,10 @@ constexpr milliseconds kTurn{1000};
 constexpr milliseconds kGather{2500};
 constexpr milliseconds kFollow{3200};
 
+// Time that a rank waits for its Python before it writes a preliminary answer: it never seems to be
+// dead because its Python is slow.
+constexpr milliseconds kPreliminary{300};
+
 // Time from the start of a round after which a rank that has not asked declares the round void, as
 // does the leader itself. So no verdict rests on answers older than this.
 constexpr milliseconds kGiveUp{4500};
@@ -151,17 +155,36 @@ void DiagnosisProtocol::publish() {
     round_.answer = std::move(wanted_.status->answer);
     round_.stacks.emplace(PythonStackDump::Stacks{std::move(wanted_.status->stack)});
   }
-  if (!round_.stacks->ready()) {
+  auto& answer = round_.answer;
+  const bool ready = round_.stacks->ready();
+  const auto waited = std::chrono::steady_clock::now() - round_.stacks->begun();
+  if (ready || (waited >= kPreliminary && !round_.published)) {
+    answer.preliminary = !ready;
+    write();
+  }
+  if (!ready) {
     return;
   }
-  auto& answer = round_.answer;
-  auto told = round_.stacks->tell();
-  answer.threads = std::move(told.threads);
-  answer.calledAt = told.calledAt.empty() ? "" : std::move(told.calledAt.front());
-  board_->set(key("answer/" + std::to_string(options_.rank)), encode(answer));
   round_.answers[options_.rank] = answer;
   phase_ = round_.leads ? Phase::leading : Phase::following;
   advance();
+}
+
+// Writes this rank's answer on the board, with what is known of Python.
+void DiagnosisProtocol::write() {
+  auto& answer = round_.answer;
+  auto told = round_.stacks->tell();
+  answer.threads = std::move(told.threads);
+  for (auto& wait : answer.waits) {
+    told.name(wait);
+  }
+  for (auto& counts : answer.counts) {
+    told.forgetGone(counts);
+  }
+  answer.calledAt = told.calledAt.empty() ? "" : std::move(told.calledAt.front());
+  board_->set(key("answer/" + std::to_string(options_.rank)), encode(answer));
+  board_->add(key("answers"), 1);
+  round_.published = true;
 }
 
 void DiagnosisProtocol::lead() {
@@ -175,8 +198,12 @@ void DiagnosisProtocol::lead() {
   if (wanted_.request && isSameOperation(wanted_.request->wait, request.wait)) {
     request.ended = wanted_.request->ended;
   }
+  // Reads only new answers, and not each rank's key at each look: the store is one process.
+  const auto told = board_->add(key("answers"), 0);
   for (const int rank : options_.ranks) {
-    if (round_.answers.count(rank) == 0) {
+    const auto known = round_.answers.find(rank);
+    const bool complete = known != round_.answers.end() && !known->second.preliminary;
+    if ((told != round_.told || late) && !complete) {
       if (const auto text = board_->get(key("answer/" + std::to_string(rank)))) {
         if (auto answer = decodeStatus(*text)) {
           round_.answers[rank] = std::move(*answer);
@@ -184,7 +211,12 @@ void DiagnosisProtocol::lead() {
       }
     }
   }
-  if (round_.answers.size() < options_.ranks.size() && !late) {
+  round_.told = told;
+  const bool all = round_.answers.size() == options_.ranks.size() &&
+                   std::ranges::none_of(round_.answers, [](const auto& answer) {
+                     return answer.second.preliminary;
+                   });
+  if (!all && !late) {
     return;
   }
   std::map<int, Silent> silent;
@@ -198,6 +230,7 @@ void DiagnosisProtocol::lead() {
     return;  // the answers are of different times, and the operation may be about to end
   }
   round_.verdict = std::move(verdict);  // this rank's, if the board fails now
+  round_.own = true;
   round_.wrote = board_->claim(key("verdict"), encode(*round_.verdict));
   if (round_.wrote) {
     if (round_.verdict->extensionMs == 0) {
@@ -241,6 +274,7 @@ bool DiagnosisProtocol::read() {
     return false;
   }
   round_.verdict = decodeVerdict(*text);
+  round_.own = false;
   if (round_.verdict) {
     part();
   } else {
@@ -282,6 +316,7 @@ void DiagnosisProtocol::finish(const std::optional<Verdict>& verdict) {
   outcome_.ended = true;
   outcome_.looked = true;
   outcome_.verdict = verdict;
+  outcome_.own = round_.own;
   ++rounds_;
   round_ = Round();
   phase_ = Phase::idle;

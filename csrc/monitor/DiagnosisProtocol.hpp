@@ -75,6 +75,7 @@ class DiagnosisProtocol {
     std::vector<std::string> ends;   // the texts with which standing verdicts have been ended
     bool ended = false;              // a round has ended
     std::optional<Verdict> verdict;  // its verdict; nullopt if the round was void
+    bool own = false;                // it is this rank's, which prints all of it
     bool over = false;               // the verdict had been ended before this rank read it
     std::string broken;              // reason why the board cannot be used from now on, or ""
   };
@@ -119,6 +120,7 @@ class DiagnosisProtocol {
   bool lookForDumps();
   void endStanding();
   void publish();
+  void write();
   void lead();
   void follow();
   bool read();
@@ -136,8 +138,11 @@ class DiagnosisProtocol {
     std::optional<DiagnosisRequest> request;  // this rank's, if it leads
     RankStatus answer;
     std::optional<PythonStackDump> stacks;
+    bool published = false;  // the preliminary answer is on the board
     std::map<int, RankStatus> answers;
+    int64_t told = 0;  // number of ranks that had answered at the last look
     std::optional<Verdict> verdict;
+    bool own = false;    // `verdict` is this rank's
     bool wrote = false;  // this rank has written the verdict
     std::optional<Clock::time_point> read;
   };

@@ -237,7 +237,7 @@ void HangDiagnosis::tell(const DiagnosisProtocol::Outcome& outcome) const {
     options_.print(text);
   }
   if (outcome.verdict && outcome.verdict->extensionMs == 0 && !outcome.over) {
-    options_.print(outcome.verdict->text);
+    options_.print(outcome.own ? outcome.verdict->text : printedElsewhere(*outcome.verdict));
   }
 }
 

@@ -84,7 +84,9 @@ class Watch {
       }
     } else if (question_->answered()) {
       question_.reset();
-    } else if (!toldOfGil_ && now - asked_ >= options.patience) {
+    } else if (
+        const bool ready = now - asked_ >= options.patience / 2 && question_->ready();
+        !toldOfGil_ && ready && now - asked_ >= options.patience) {
       toldOfGil_ = true;
       print("for " + seconds(options.patience) + " " + question_->tell().threads);
     }

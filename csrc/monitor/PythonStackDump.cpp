@@ -12,6 +12,7 @@
 
 #include "base/ExitGuard.hpp"
 #include "base/NeverDestroyed.hpp"
+#include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
 
 namespace torchcomms_pg {
@@ -20,6 +21,9 @@ namespace {
 
 constexpr std::chrono::seconds kPatience{1};
 constexpr std::chrono::seconds kMostPatience{2};
+
+// Time after which stacks are read without the GIL: programs often hold it for shorter.
+constexpr std::chrono::milliseconds kHeld{200};
 
 // Number of times that the asking thread must have slept to prove that another thread holds the
 // GIL. A thread that waits for the GIL wakes every 5 ms (sys.getswitchinterval()) to look for it. A
@@ -43,7 +47,64 @@ PythonStackDump::Source*& source() {
   return set;
 }
 
+// The stacks that are read without the GIL, for all who ask.
+struct Reading {
+  std::mutex mutex;
+  std::optional<std::chrono::steady_clock::time_point> begun;  // the latest one
+  uint64_t holds = 0;  // number of times that an asking thread has got the GIL
+  std::string lines;   // read since then
+};
+Reading& reading() {
+  static PerProcess<Reading> ofProcess;
+  return ofProcess.get();
+}
+
+// Forgets what has been read: the GIL has changed hands.
+void forgetReading() {
+  auto& known = reading();
+  std::lock_guard lock(known.mutex);
+  ++known.holds;
+  known.lines.clear();
+}
+
+// Starts to read in a separate thread, unless a reading has begun within kReading.
+void beginReading() {
+  auto& known = reading();
+  std::lock_guard lock(known.mutex);
+  const auto now = std::chrono::steady_clock::now();
+  auto unfinished = ExitGuard::begin();
+  if (!unfinished || (known.begun && now - *known.begun < PythonStackDump::kReading)) {
+    return;
+  }
+  known.begun = now;
+  try {
+    startDetached("tcpg_stacks", [unfinished, &known, holds = known.holds] {
+      auto lines = source()->askWithoutGil();
+      std::lock_guard locked(known.mutex);
+      if (holds == known.holds) {
+        known.lines = std::move(lines);
+      }
+    });
+  } catch (const std::system_error&) {
+    // No thread can be started: nobody reads.
+  }
+}
+
 }  // namespace
+
+void PythonStackDump::Told::name(Wait& wait) const {
+  const auto known = names.find(wait.thread);
+  wait.threadName = known == names.end() ? "" : known->second;
+}
+
+void PythonStackDump::Told::forgetGone(GroupCounts& counts) const {
+  for (auto* const thread :
+       {&counts.collectivesThread, &counts.sendsThread, &counts.receivesThread}) {
+    if (*thread != 0 && !names.empty() && !names.contains(*thread)) {
+      *thread = kAnyThread;
+    }
+  }
+}
 
 struct PythonStackDump::State {
   // The asking thread, and how often it had slept when it began to wait for the GIL. Both are 0
@@ -57,6 +118,10 @@ struct PythonStackDump::State {
 
 void PythonStackDump::setSource(Source set) {
   source() = &neverDestroyed<Source>(std::move(set));
+}
+
+uint64_t PythonStackDump::mainThread() {
+  return source() == nullptr ? 0 : source()->mainThread;
 }
 
 PythonStackDump::PythonStackDump(Stacks stacks)
@@ -76,16 +141,16 @@ PythonStackDump::PythonStackDump(Stacks stacks)
         "tcpg_python", [unfinished, state = state_, stacks = std::move(stacks)]() mutable {
           state->slept = sleepsOf(gettid());
           state->thread = gettid();
-          auto told = source()->ask(stacks, [&] { state->hasGil = true; });
+          auto told = source()->ask(stacks, [&] {
+            state->hasGil = true;
+            forgetReading();
+          });
           stacks.clear();
           std::lock_guard lock(state->mutex);
           state->told = std::move(told);
         });
   } catch (const std::system_error&) {
-    const auto seen = seenWithoutGil();
-    state_->told = Told{
-        "no thread can be started to ask Python" + (seen.empty() ? "" : "; its stacks:\n" + seen),
-        none};
+    state_->told = Told{"no thread can be started to ask Python", none};
   }
 }
 
@@ -95,8 +160,15 @@ bool PythonStackDump::answered() const {
 }
 
 bool PythonStackDump::ready() const {
+  if (answered()) {
+    return true;
+  }
   const auto waited = std::chrono::steady_clock::now() - begun_;
-  return answered() || waited >= kMostPatience || (waited >= kPatience && gilIsHeld());
+  const bool held = waited >= kHeld && gilIsHeld();
+  if (held) {
+    beginReading();
+  }
+  return waited >= kMostPatience || (waited >= kPatience && held);
 }
 
 bool PythonStackDump::gilIsHeld() const {
@@ -120,7 +192,9 @@ PythonStackDump::Told PythonStackDump::tell() const {
 }
 
 std::string PythonStackDump::seenWithoutGil() {
-  return source() == nullptr ? "" : source()->askWithoutGil();
+  auto& known = reading();
+  std::lock_guard lock(known.mutex);
+  return known.lines;
 }
 
 }  // namespace torchcomms_pg

@@ -1,7 +1,7 @@
 #include "monitor/Verdict.hpp"
 
 #include <algorithm>
-#include <set>
+#include <map>
 #include <utility>
 
 #include "base/TextStreams.hpp"
@@ -21,8 +21,9 @@ std::string seconds(int64_t milliseconds) {
   return out.str();
 }
 
-bool contains(const std::vector<int>& ranks, int rank) {
-  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+// `ranks`: in ascending order.
+bool isIn(const std::vector<int>& ranks, int rank) {
+  return std::ranges::binary_search(ranks, rank);
 }
 
 std::string indented(const std::string& lines) {
@@ -33,6 +34,48 @@ std::string indented(const std::string& lines) {
   }
   return text;
 }
+
+// Bounds of a verdict, which hold for any number of ranks: of its lines, of the parts of one list
+// of ranks, and of the operations and links of a circle in one sentence.
+constexpr size_t kMostLines = 38;
+constexpr size_t kLinesOfOthers = 8;  // lines kept for ranks that are not at fault
+constexpr size_t kMostParts = 10;
+constexpr size_t kMostClauses = 6;
+
+// A list of ranks in words: "0, 2, 5-9", and at most kMostParts parts of it.
+class RankList {
+ public:
+  explicit RankList(const std::vector<int>& ranks) {
+    for (size_t begin = 0; begin < ranks.size();) {
+      size_t end = begin + 1;
+      while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) {
+        ++end;
+      }
+      // Three ranks in a row are as short as their range.
+      const bool range = end - begin > 3;
+      for (size_t i = begin; i < (range ? begin + 1 : end); ++i) {
+        parts_.emplace_back(i, range ? end - 1 : i);
+      }
+      begin = end;
+    }
+    more_ = parts_.size() > kMostParts ? ranks.size() : 0;
+    parts_.resize(std::min(parts_.size(), kMostParts));
+  }
+
+  // `tell` returns the text of a rank, by its place in the list.
+  template <class Tell>
+  std::string text(const Tell& tell) const {
+    std::string text;
+    for (const auto& [first, last] : parts_) {
+      text += (text.empty() ? "" : ", ") + tell(first) + (first == last ? "" : "-" + tell(last));
+    }
+    return more_ == 0 ? text : text + ", ... (" + std::to_string(more_) + " in all)";
+  }
+
+ private:
+  std::vector<std::pair<size_t, size_t>> parts_;  // places of the first and last rank
+  size_t more_ = 0;                               // number of ranks; 0 if all are listed
+};
 
 class Report {
  public:
@@ -54,6 +97,7 @@ class Report {
     verdict.missing = blame_.missing;
     if (disagree_) {
       verdict.ranks = request_.disagreement.empty() ? blame_.disagree : request_.absent;
+      std::ranges::sort(verdict.ranks);
     } else {
       if (const auto [more, why] = extension(); more > 0) {
         verdict.extensionMs = more;
@@ -64,9 +108,12 @@ class Report {
       verdict.arrived = verdict.ranks.empty() && blame_.circle.empty() && blame_.missing.empty();
     }
     verdict.summary = printable(summary());
-    verdict.text = printable(
-        "verdict on group '" + request_.group + "', " + std::to_string(request_.size) +
-        " ranks: " + headline() + deadlock() + details(verdict.ranks));
+    const auto text = "verdict on group '" + request_.group + "', " +
+                      std::to_string(request_.size) + " ranks: " + headline() + deadlock();
+    const auto lines = static_cast<size_t>(std::ranges::count(text, '\n')) + 1;
+    verdict.text =
+        printable(text + details(verdict.ranks, kMostLines - std::min(lines, kMostLines - 1)));
+    verdict.printedBy = printable(named({request_.rank}, /*withHosts=*/true));
     return verdict;
   }
 
@@ -144,19 +191,19 @@ class Report {
 
   // Names ranks by their numbers in the group, and also by their global ranks if these differ.
   std::string named(const std::vector<int>& ranks, bool withHosts = false) const {
-    std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-    std::string numbers;
-    bool same = true;
-    for (size_t i = 0; i < ranks.size(); ++i) {
-      const auto number = global(ranks[i]);
-      text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-      if (withHosts && static_cast<size_t>(ranks[i]) < request_.hosts.size()) {
-        text += " on " + request_.hosts[ranks[i]];
-      }
-      numbers += (i == 0 ? "" : ", ") + std::to_string(number);
-      same = same && number == ranks[i];
-    }
-    return same ? text : text + " (global " + numbers + ")";
+    const auto hostOf = [&](int rank) {
+      return withHosts && static_cast<size_t>(rank) < request_.hosts.size()
+                 ? " on " + request_.hosts[rank]
+                 : std::string();
+    };
+    const RankList list(ranks);
+    const auto text = (ranks.size() == 1 ? "rank " : "ranks ") + list.text([&](size_t i) {
+      return std::to_string(ranks[i]) + hostOf(ranks[i]);
+    });
+    const bool same = std::ranges::all_of(ranks, [&](int rank) { return global(rank) == rank; });
+    return same ? text : text + " (global " + list.text([&](size_t i) {
+      return std::to_string(global(ranks[i]));
+    }) + ")";
   }
 
   bool isAsked(const Wait& wait) const { return isSameOperation(wait, request_.wait); }
@@ -170,7 +217,12 @@ class Report {
     const auto unknown = unanswered();
     std::string text;
     bool asked = false;
+    size_t clauses = 0;
     for (const auto& late : blame_.late) {
+      if (++clauses > kMostClauses) {
+        text += "; and more ranks have not arrived at other operations";
+        break;
+      }
       text += text.empty() ? "" : "; ";
       text += named(late.ranks) + (late.ranks.size() == 1 ? " has" : " have") + " not arrived at ";
       if (isAsked(late.wait)) {
@@ -189,7 +241,7 @@ class Report {
       text += named(unknown) + " did not answer, so that nobody knows whether " +
               (unknown.size() == 1 ? "it has " : "they have ");
       const bool direct = std::any_of(
-          unknown.begin(), unknown.end(), [&](int rank) { return contains(blame_.missing, rank); });
+          unknown.begin(), unknown.end(), [&](int rank) { return isIn(blame_.missing, rank); });
       text += direct ? arrived + what : "arrived where others wait";
       asked = direct;
     } else if (!blame_.missing.empty()) {
@@ -224,7 +276,12 @@ class Report {
       return "the ranks call different operations";
     }
     std::string text;
+    size_t clauses = 0;
     for (const auto& late : blame_.late) {
+      if (++clauses > kMostClauses) {
+        text += ", and more ranks at other operations";
+        break;
+      }
       const bool asked = isAsked(late.wait);
       const bool signal = asked && !late.wait.messages.empty() &&
                           late.wait.messages.front().kind == AwaitedMessage::Kind::signal;
@@ -258,43 +315,86 @@ class Report {
 
   // Describes the ranks that wait for each other.
   std::string deadlock() const {
-    const auto& circle = blame_.circle;
-    if (disagree_ || circle.empty()) {
+    if (disagree_) {
       return "";
     }
-    std::string text = "\n  deadlock: " + named({circle.front().rank});
-    std::set<uint64_t> groups;
-    for (size_t i = 0; i < circle.size(); ++i) {
-      groups.insert(circle[i].wait.group);
-      text += (i == 0 ? " waits in " : ", which waits in ") + circle[i].wait.text + " for " +
-              named({circle[(i + 1) % circle.size()].rank});
+    if (!blame_.circle.empty()) {
+      return "\n  deadlock: " + told(blame_.circle, /*threads=*/false) +
+             (blame_.certain ? ""
+                             : "; one of them only by its device's queue or by a future, so that "
+                               "its program may go on") +
+             severalGroups(blame_.circle);
     }
-    if (!blame_.certain) {
-      text +=
-          "; one of them only by its device's queue or by a future, so that its program may go on";
-    }
-    return text + (groups.size() > 1 ? "; all ranks have to call the operations of several groups "
-                                       "in one order"
-                                     : "");
+    return blame_.perhaps.empty() ? ""
+                                  : "\n  perhaps a deadlock, if a rank's thread waits for another "
+                                    "one of its threads: " +
+                                        told(blame_.perhaps, /*threads=*/true);
   }
 
-  std::string details(const std::vector<int>& guilty) const {
-    std::string text;
-    for (const int rank : guilty) {
-      text += "\n  " + named({rank}) + ": " + about(rank, /*missing=*/!disagree_);
-    }
-    // Lists the other ranks, together if they wait at the same place.
-    std::map<std::string, std::vector<int>> places;
-    for (int rank = 0; rank < request_.size; ++rank) {
-      const bool asked = answers_.count(rank) + silent_.count(rank) > 0;
-      if (asked && !contains(guilty, rank)) {
-        places[about(rank, !disagree_ && contains(blame_.missing, rank))].push_back(rank);
+  static std::string severalGroups(const std::vector<Blame::Link>& circle) {
+    const bool one = std::ranges::all_of(
+        circle, [&](const auto& link) { return link.wait.group == circle.front().wait.group; });
+    return one ? "" : "; all ranks have to call the operations of several groups in one order";
+  }
+
+  // Tells a circle link by link, with the waiting threads if `threads`.
+  std::string told(const std::vector<Blame::Link>& circle, bool threads) const {
+    const auto nameOf = [&](const Blame::Link& link) {
+      return named({link.rank}) +
+             (threads && !link.wait.threadName.empty() ? " (" + link.wait.threadName + ")" : "");
+    };
+    std::string text = nameOf(circle.front());
+    for (size_t i = 0; i < circle.size(); ++i) {
+      const bool last = i + 1 == circle.size();
+      if (i >= kMostClauses && !last) {
+        text += i == kMostClauses ? ", and so on, to " + nameOf(circle.back()) : "";
+        continue;
       }
-    }
-    for (const auto& [place, ranks] : places) {
-      text += "\n  " + named(ranks) + ": " + place;
+      text += (i == 0 ? " waits in " : ", which waits in ") + circle[i].wait.text + " for " +
+              nameOf(circle[last ? 0 : i + 1]);
     }
     return text;
+  }
+
+  // Tells of each rank, first of those at fault, and of ranks at the same place together. Adds at
+  // most `lines` lines.
+  std::string details(const std::vector<int>& guilty, size_t lines) const {
+    const auto placesOf = [&](bool isGuilty) {
+      std::map<std::string, std::vector<int>> known;
+      for (int rank = 0; rank < request_.size; ++rank) {
+        const bool asked = answers_.count(rank) + silent_.count(rank) > 0;
+        const bool missing = isGuilty || std::ranges::binary_search(blame_.missing, rank);
+        if (isGuilty ? isIn(guilty, rank) : asked && !isIn(guilty, rank)) {
+          known[about(rank, !disagree_ && missing)].push_back(rank);
+        }
+      }
+      std::vector<std::pair<std::string, std::vector<int>>> places(known.begin(), known.end());
+      if (isGuilty) {
+        std::ranges::sort(places, {}, [](const auto& place) { return place.second.front(); });
+      }
+      return places;
+    };
+    std::string text;
+    size_t left = 0;
+    const auto tell = [&](const auto& places, size_t most) {
+      for (const auto& [place, ranks] : places) {
+        const auto more = "\n  " + named(ranks) + ": " + place;
+        const auto count = static_cast<size_t>(std::ranges::count(more, '\n'));
+        if (count > most) {
+          left += ranks.size();
+        } else {
+          text += more;
+          most -= count;
+          lines -= count;
+        }
+      }
+    };
+    --lines;  // for what is left out
+    tell(placesOf(/*isGuilty=*/true), lines - std::min(lines, kLinesOfOthers));
+    tell(placesOf(/*isGuilty=*/false), lines);
+    return left == 0 ? text
+                     : text + "\n  and " + std::to_string(left) +
+                           " more ranks elsewhere, whose latest operations are in their dumps";
   }
 
   int64_t global(int rank) const {
@@ -309,12 +409,14 @@ class Report {
       return known == silent_.end() ? std::string("did not answer") : known->second.text;
     }
     const auto& answer = found->second;
+    const auto since = seconds(answer.waitedMs);
     std::string text;
     if (!answer.failure.empty()) {
       text = "gave the group up: " + answer.failure;
     } else if (!answer.current.empty()) {
-      text = "in " + answer.current;
-      text += missing ? " since " + seconds(answer.waitedMs) : "";
+      const bool in = answer.stand != Stand::issued;
+      text = (in ? "in " : request_.queued ? "queued " : "issued ") + answer.current;
+      text += !missing ? "" : in ? " since " + since : " " + since + " ago";
     } else if (!answer.completed.empty()) {
       text = "last completed " + answer.completed + " in this group";
     } else {
@@ -322,8 +424,13 @@ class Report {
                                    : "completed nothing in this group yet";
     }
     for (const auto& wait : answer.waits) {
-      if (missing && wait.group != request_.wait.group) {
-        text += "; it waits in " + wait.text;
+      const bool elsewhere =
+          wait.group != request_.wait.group || (!wait.indirect && answer.stand == Stand::issued);
+      if (missing && elsewhere) {
+        text +=
+            "; it waits in " + wait.text +
+            (wait.threadName.empty() || answer.waits.size() == 1 ? ""
+                                                                 : " (" + wait.threadName + ")");
       }
     }
     if (answer.compilingMs >= 0) {
@@ -331,7 +438,7 @@ class Report {
     }
     if (!answer.calledAt.empty() && !answer.current.empty()) {
       text += ", called at " + answer.calledAt;
-      if (!missing) {
+      if (!missing && answer.stand == Stand::inCall) {
         return text;  // the rank is still at that line
       }
     }
@@ -371,12 +478,21 @@ Verdict unknownVerdict(const std::string& why, const DiagnosisRequest& request) 
   return verdict;
 }
 
-std::string encode(const Verdict& verdict) {
+std::string printedElsewhere(const Verdict& verdict) {
+  const auto end = verdict.text.find('\n');
+  return end == std::string::npos
+             ? verdict.text
+             : verdict.text.substr(0, end) + " (" + verdict.printedBy + " prints the rest)";
+}
+
+std::string encode(Verdict verdict) {
+  verdict.runs = runsOf(verdict.ranks);
   return fields::write(verdict);
 }
 
 std::optional<Verdict> decodeVerdict(const std::string& text) {
-  return fields::read<Verdict>(text);
+  auto verdict = fields::read<Verdict>(text);
+  return verdict && spread(verdict->runs, verdict->ranks) ? std::move(verdict) : std::nullopt;
 }
 
 }  // namespace torchcomms_pg

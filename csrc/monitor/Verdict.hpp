@@ -12,9 +12,11 @@
 namespace torchcomms_pg {
 
 struct Verdict {
-  std::vector<int> ranks;  // ranks that hold up the operation, see Blame
-  std::string summary;     // the cause, for an error's first line; empty if unknown
-  std::string text;
+  std::vector<int> ranks;  // ranks that hold up the operation, see Blame; sent as `runs`
+  std::vector<Run> runs;
+  std::string summary;    // the cause, for an error's first line; empty if unknown
+  std::string text;       // 40 lines at most, whatever the number of ranks
+  std::string printedBy;  // the rank that prints `text`, in words
   // if positive, no rank has failed: the ranks wait that much longer, for the reason in `text`
   int64_t extensionMs = 0;
   int answered = 0;  // number of ranks that have answered
@@ -24,7 +26,14 @@ struct Verdict {
   std::vector<int> missing;  // ranks that have not arrived at the operation asked about
 
   static void fields(auto& self, auto& visit) {
-    visit(self.ranks, self.summary, self.extensionMs, self.answered, self.about, self.text);
+    visit(
+        self.runs,
+        self.summary,
+        self.extensionMs,
+        self.answered,
+        self.about,
+        self.text,
+        self.printedBy);
   }
 };
 
@@ -37,7 +46,10 @@ Verdict judge(
 // Returns the verdict of a diagnosis that has failed.
 Verdict unknownVerdict(const std::string& why, const DiagnosisRequest& request);
 
-std::string encode(const Verdict& verdict);
+// Returns the line that the other ranks print: the first line of the text, and who prints the rest.
+std::string printedElsewhere(const Verdict& verdict);
+
+std::string encode(Verdict verdict);
 // Returns nullopt if `text` is damaged or of another version.
 std::optional<Verdict> decodeVerdict(const std::string& text);
 

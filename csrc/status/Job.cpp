@@ -22,7 +22,9 @@ std::string pythonOf(const ProcessStatus& process) {
     return process.threads;
   }
   return "its Python has not answered for " + tenths(process.pythonSilentMs) +
-         ": a thread keeps the GIL, most likely in native code, or the process gets no core" +
+         ": a thread keeps the GIL" +
+         (process.gilIsHeld ? ", most likely in native code"
+                            : ", most likely in native code, or the process gets no core") +
          (process.threads.empty() ? "" : "; Python's stacks:\n" + process.threads);
 }
 
@@ -34,12 +36,13 @@ std::string named(const std::vector<int64_t>& ranks) {
   return text;
 }
 
-// Returns where the rank's main thread is: the line in which it called its oldest operation, or
-// Python's place.
+// Returns where the rank's main thread is: the line in which it called the oldest operation that it
+// is in, or Python's place.
 std::string lineOf(const Job::Member& member) {
   const auto& ops = member.told->ops;
-  if (!ops.empty() && !ops.front().calledAt.empty()) {
-    return ops.front().calledAt + ", in " + ops.front().text;
+  const auto in = std::ranges::find(ops, Stand::inCall, &OpInFlight::stand);
+  if (in != ops.end() && !in->calledAt.empty()) {
+    return in->calledAt + ", in " + in->text;
   }
   const auto text = pythonOf(*member.process);
   const auto line = text.substr(0, text.find('\n'));
@@ -49,13 +52,20 @@ std::string lineOf(const Job::Member& member) {
              : "an unknown line: " + line;
 }
 
+// Returns whether the operation tells where its rank is. A message for which nothing waits does
+// not.
+bool isShown(const OpInFlight& op) {
+  return op.waits || op.wait.messages.empty();
+}
+
 RankStatus statusOf(int rank, const Job::Member& member) {
   RankStatus status;
   status.rank = rank;
   const auto& told = *member.told;
-  if (!told.ops.empty()) {
-    const auto& oldest = told.ops.front();
+  if (const auto shown = std::ranges::find_if(told.ops, isShown); shown != told.ops.end()) {
+    const auto& oldest = *shown;
     status.current = oldest.text;
+    status.stand = oldest.stand;
     status.currentSeq = oldest.signature.empty() ? 0 : oldest.seq;
     status.signature = oldest.signature;
     status.waitedMs = oldest.ageMs;
@@ -75,6 +85,7 @@ RankStatus statusOf(int rank, const Job::Member& member) {
     }
   }
   status.counts = member.activity->counts;
+  status.mainThread = member.activity->mainThread;
   return status;
 }
 
@@ -352,7 +363,8 @@ std::optional<Job::Finding> Job::judge(const Group& group) const {
   const auto rankOf = [](const OpInFlight& op) { return std::pair(op.waits, op.ageMs); };
   for (const auto& [rank, member] : group.members) {
     for (const auto& op : member.told->ops) {
-      if (op.ageMs >= least && (finding.op == nullptr || rankOf(op) > rankOf(*finding.op))) {
+      if (isShown(op) && op.ageMs >= least &&
+          (finding.op == nullptr || rankOf(op) > rankOf(*finding.op))) {
         finding.rank = rank;
         finding.op = &op;
       }

@@ -8,39 +8,6 @@ namespace torchcomms_pg::status {
 
 namespace {
 
-// Limit of the number of ranks of a group, in case a text is damaged.
-constexpr uint64_t kMostRanks = 1 << 20;
-
-std::vector<Run> runsOf(const std::vector<int64_t>& ranks) {
-  std::vector<Run> runs;
-  for (const auto rank : ranks) {
-    auto* const last = runs.empty() ? nullptr : &runs.back();
-    if (last != nullptr && last->count == 1) {
-      last->step = rank - last->first;
-      last->count = 2;
-    } else if (
-        last != nullptr && rank == last->first + last->step * static_cast<int64_t>(last->count)) {
-      ++last->count;
-    } else {
-      runs.push_back({rank, 0, 1});
-    }
-  }
-  return runs;
-}
-
-// Appends the ranks of the runs to `ranks`. Returns false if they are more than kMostRanks.
-bool spread(const std::vector<Run>& runs, std::vector<int64_t>& ranks) {
-  for (const auto& run : runs) {
-    if (run.count > kMostRanks || ranks.size() + run.count > kMostRanks) {
-      return false;
-    }
-    for (uint64_t i = 0; i < run.count; ++i) {
-      ranks.push_back(run.first + run.step * static_cast<int64_t>(i));
-    }
-  }
-  return true;
-}
-
 void pack(ProcessStatus& status) {
   for (auto& rank : status.ranks) {
     for (auto& group : rank.groups) {
@@ -60,7 +27,7 @@ bool unpack(ProcessStatus& status) {
         return false;
       }
       for (auto& op : group.ops) {
-        op.wait.members = group.ranks;
+        op.wait.members = group.runs;
       }
     }
   }

@@ -16,11 +16,12 @@ namespace torchcomms_pg::status {
 // An operation that has not ended.
 struct OpInFlight {
   std::string text;
-  uint64_t seq = 0;         // number among the group's collectives; 0 if not a collective
-  std::string signature;    // see RankStatus
-  int64_t ageMs = 0;        // time since its issue
-  int64_t timeoutMs = 0;    // the operation's timeout
-  bool waits = false;       // a thread, a queue or the holder of a future may wait for its end
+  uint64_t seq = 0;       // number among the group's collectives; 0 if not a collective
+  std::string signature;  // see RankStatus
+  int64_t ageMs = 0;      // time since its issue
+  int64_t timeoutMs = 0;  // the operation's timeout
+  bool waits = false;     // a thread, a queue or the holder of a future may wait for its end
+  Stand stand = Stand::issued;
   bool endsUnseen = false;  // may have ended unnoticed if all ranks have arrived
   std::string calledAt;     // the line of Python that issued it; may be empty
   Wait wait;
@@ -33,19 +34,11 @@ struct OpInFlight {
         self.ageMs,
         self.timeoutMs,
         self.waits,
+        self.stand,
         self.endsUnseen,
         self.calledAt,
         self.wait);
   }
-};
-
-// Part of a list of ranks: `count` ranks, namely first, first + step, first + 2 * step and so on.
-struct Run {
-  int64_t first = 0;
-  int64_t step = 0;
-  uint64_t count = 0;
-
-  static void fields(auto& self, auto& visit) { visit(self.first, self.step, self.count); }
 };
 
 // Kinds of collectives that are counted separately: the five kinds that NCCL's RAS counts, four
@@ -108,8 +101,11 @@ struct RankActivity {
   int64_t rank = 0;  // global rank
   std::vector<MemberStatus> groups;
   std::vector<GroupCounts> counts;  // see RankStatus
+  uint64_t mainThread = 0;          // see RankStatus
 
-  static void fields(auto& self, auto& visit) { visit(self.rank, self.groups, self.counts); }
+  static void fields(auto& self, auto& visit) {
+    visit(self.rank, self.groups, self.counts, self.mainThread);
+  }
 };
 
 // A wait for other ranks that is no operation of a group, such as in new_group.
@@ -133,6 +129,7 @@ struct ProcessStatus {
   std::string run;              // id of the run from the launcher; may be empty
   std::string threads;          // where Python's threads are, one line each
   int64_t pythonSilentMs = -1;  // time since Python was asked; -1 if it has answered
+  bool gilIsHeld = false;       // true if another thread certainly keeps it from answering
   int64_t compilingMs = -1;     // see RankStatus
   int64_t compiledMs = -1;
   std::vector<RankActivity> ranks;
@@ -147,6 +144,7 @@ struct ProcessStatus {
         self.run,
         self.threads,
         self.pythonSilentMs,
+        self.gilIsHeld,
         self.compilingMs,
         self.compiledMs,
         self.ranks,

@@ -52,6 +52,9 @@ constexpr size_t kMostJobs = 1;
 // Limit of the wait for Python's stacks: the whole job's answer is to take less than a second.
 constexpr milliseconds kPatience{400};
 
+// The same limit if another thread is known to hold the GIL.
+constexpr milliseconds kPatienceIfHeld{250};
+
 constexpr int kLookMs = 10;     // interval of checks whether Python has answered
 constexpr int kTidyMs = 500;    // interval of checks whether a client is too slow
 constexpr int kScarceMs = 200;  // pause in accepting when descriptors run out
@@ -275,7 +278,8 @@ struct StatusServer::State {
         }
         return events != 0 ? hear(client, now) : now < client.until;
       case Phase::awaitsPython:
-        if (client.dump->answered() || now >= client.until) {
+        if (client.dump->ready() || now >= client.until ||
+            (now >= client.until - kPatience + kPatienceIfHeld && client.dump->gilIsHeld())) {
           answer(client, answered(encode(finished(client, now))), now);
         }
         return true;
@@ -439,7 +443,18 @@ struct StatusServer::State {
       if (client.ownStacks) {
         client.description->setLines(status, told.calledAt);
       }
+      for (auto& rank : status.ranks) {
+        for (auto& group : rank.groups) {
+          for (auto& op : group.ops) {
+            told.name(op.wait);
+          }
+        }
+        for (auto& counts : rank.counts) {
+          told.forgetGone(counts);
+        }
+      }
     } else {
+      status.gilIsHeld = client.dump->gilIsHeld();
       status.pythonSilentMs =
           std::chrono::duration_cast<milliseconds>(now - client.dump->begun()).count();
       status.threads = PythonStackDump::seenWithoutGil();

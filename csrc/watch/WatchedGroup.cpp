@@ -488,8 +488,8 @@ void WatchedGroup::check(Clock::time_point now) noexcept {
       dump();
     }
     const Milliseconds timeout(timeoutMs_.load(std::memory_order_relaxed));
-    const Clock::time_point lastEnd{Clock::duration(lastEnd_.load(std::memory_order_relaxed))};
-    const auto late = verdicts_.overdue(now, timeout, lastEnd);
+    const auto late = verdicts_.overdue(
+        now, timeout, [this](const auto& ops, const auto& entry) { return begun(ops, entry); });
     const bool wanted = diagnosis->wantsStatus() || late;
     const bool known = forgetRaised(now, wanted);
     wantedAt_ = !wanted ? std::nullopt : wantedAt_ ? wantedAt_ : std::optional(now);
@@ -498,12 +498,7 @@ void WatchedGroup::check(Clock::time_point now) noexcept {
     }
     answer(*diagnosis, now);
     verdicts_.ask(
-        *diagnosis,
-        late,
-        now,
-        timeout,
-        lastEnd,
-        [&](const Operation& op, Clock::time_point deadline) {
+        *diagnosis, late, now, timeout, [&](const Operation& op, Clock::time_point deadline) {
           auto request = requestAbout(*this, op, now, timeout, deadline);
           request.mayHaveEnded = isPointToPoint(op.kind) && !queues();
           return request;
@@ -522,6 +517,24 @@ void WatchedGroup::answer(HangDiagnosis& diagnosis, Clock::time_point now) {
   if (diagnosis.wantsStatus()) {
     diagnosis.answer(snapshotOf(*this, now));
   }
+}
+
+GroupActivity::Waiter WatchedGroup::waiterFor(const InFlight& entry) const {
+  return entry.left && !queues() ? static_cast<const WatchedOp*>(entry.keeper.get())->waiter()
+                                 : GroupActivity::waiterFor(entry);
+}
+
+std::optional<Clock::time_point> WatchedGroup::begun(
+    const InFlightOps::List& ops, const InFlight& entry) const {
+  const auto& op = *entry.op;
+  if (op.collective) {
+    const Clock::time_point lastEnd{Clock::duration(lastEnd_.load(std::memory_order_relaxed))};
+    return std::max(op.issued, lastEnd);
+  }
+  if (queues()) {
+    return op.issued;
+  }
+  return mayBeAwaited(*this, ops, entry) ? std::optional(waiterFor(entry).since) : std::nullopt;
 }
 
 bool WatchedGroup::forgetRaised(Clock::time_point now, bool wanted) {

@@ -85,6 +85,7 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   InFlightOps& inFlight() { return inFlight_; }
   const IssueCounts& issued() const override { return issued_; }
   bool queues() const override { return type_ != c10::DeviceType::CPU; }
+  Waiter waiterFor(const InFlight& entry) const override;
   bool meetsRootAlone() const override { return false; }
   bool comparesSizes() const override { return false; }
   bool endsUnseen() const override { return !queues(); }
@@ -113,6 +114,9 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   std::vector<std::shared_ptr<WatchedOp>> operations(auto chosen) const;
   std::shared_ptr<HangDiagnosis> diagnosis() const { return diagnosis_.load(); }
   void answer(HangDiagnosis& diagnosis, Clock::time_point now);
+  // Returns the time from which an operation's deadline counts: a queued collective first waits for
+  // the one before it, and a message for a thread. Returns nullopt if nothing waits for it.
+  std::optional<Clock::time_point> begun(const InFlightOps::List& ops, const InFlight& entry) const;
   // Forgets operations whose calls have raised, which no hook reports: asks Python now and then
   // about calls that have not returned, and about all of them if `wanted`. Returns false while
   // Python is being asked.

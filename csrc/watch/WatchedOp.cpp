@@ -14,6 +14,7 @@
 #include "base/Thread.hpp"
 #include "device/AcceleratorDevice.hpp"
 #include "monitor/Monitor.hpp"
+#include "watch/WaitedWork.hpp"
 #include "watch/WatchedGroup.hpp"
 
 namespace torchcomms_pg {
@@ -96,6 +97,10 @@ WatchedOp::~WatchedOp() {
 void WatchedOp::leave(c10::intrusive_ptr<c10d::Work> work) {
   work_ = std::move(work);
   returned_.store(true, std::memory_order_release);
+}
+
+GroupActivity::Waiter WatchedOp::waiter() const {
+  return returned() && work_ ? WaitedWork::waiterFor(work_.get()) : GroupActivity::Waiter{};
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> WatchedOp::futureOf(c10d::Work& work) {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 
+#include "comm/GroupActivity.hpp"
 #include "comm/InFlightOps.hpp"
 #include "comm/RecordedOp.hpp"
 #include "operation/Operation.hpp"
@@ -49,6 +50,8 @@ class WatchedOp final {
   void leave(c10::intrusive_ptr<c10d::Work> work);
   // Does the same for a call that gave no Work, but put the operation into the current stream.
   void leaveInStream(c10::Device device);
+  // Returns the thread that is in wait() of the Work of an operation whose call has returned.
+  GroupActivity::Waiter waiter() const;
   bool returned() const { return returned_.load(std::memory_order_acquire); }
 
   // Returns how the operation has ended, or nullopt if it has not ended or is not polled. Does not

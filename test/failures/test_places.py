@@ -46,7 +46,7 @@ def test_no_code_of_an_exception_runs():
     try:
         raise Strange("text")
     except Strange:
-        lines, _ = python_stacks.describe([])
+        lines, _, _ = python_stacks.describe([])
     assert "; handles Strange, raised at " in lines
 
 
@@ -82,14 +82,14 @@ class Waiting:
 
 def test_an_operation_of_another_thread_has_the_threads_name():
     with Waiting() as stack:
-        _, places = python_stacks.describe([stack])
+        _, places, _ = python_stacks.describe([stack])
     assert "in save" in places[0]
     assert places[0].endswith(" (in thread saver)")
 
 
 def test_the_main_threads_name_is_left_out():
     stack = [(frame.filename, frame.lineno, frame.function) for frame in inspect.stack()[1:]]
-    _, places = python_stacks.describe([stack])
+    _, places, _ = python_stacks.describe([stack])
     assert places[0] and "thread" not in places[0]
 
 
@@ -104,7 +104,7 @@ def test_a_stack_without_a_line_of_the_program_tells_what_the_library_does_and_n
         (f"{folder}/checkpoint/state_dict_saver.py", 2, "save"),
         (threading.__file__, 982, "run"),
     ]
-    _, places = python_stacks.describe([stack])
+    _, places, _ = python_stacks.describe([stack])
     assert places[0].split(" <- ") == [
         "torch/distributed/checkpoint/utils.py:136 in gather_object",
         "torch/distributed/checkpoint/utils.py:198 in reduce_scatter",

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import weakref
 
@@ -48,13 +49,6 @@ def join(args, world, limit=LIMIT):
     return store, second
 
 
-def verdicts(ranks, rank):
-    """What the rank has printed of verdicts."""
-    return re.findall(
-        r"(?m)^\[rank \d+\] torchcomms_pg: (?:the )?verdict.*(?:\n  .*)*", ranks.output(rank)
-    )
-
-
 class NotAnsweredError(Exception):
     """A rank had no core, or was stopped, when it was to answer, and the verdict is of that."""
 
@@ -74,8 +68,8 @@ def all_say(ranks, words, who=None, stopped=False):
     """Waits until a verdict of each rank has the words; those verdicts. `stopped`: a rank is."""
     found = []
     for rank in range(ranks.world) if who is None else who:
-        said = lambda: [text for text in verdicts(ranks, rank) if re.search(words, text)]  # noqa: E731
-        other = lambda: not stopped and "did not answer" in "".join(verdicts(ranks, rank))  # noqa: E731
+        said = lambda: [text for text in ranks.verdicts(rank) if re.search(words, text)]  # noqa: E731
+        other = lambda: not stopped and "did not answer" in "".join(ranks.verdicts(rank))  # noqa: E731
         assert wait_for(lambda: said() or other(), SOON), ranks.output(rank)
         if not said() or "too little CPU time" in said()[0]:
             raise NotAnsweredError(ranks.output(rank))
@@ -121,7 +115,7 @@ def test_who_is_missed_is_named_where_its_python_is_and_the_program_goes_on():
         check(outcomes)
         assert [outcome.value for outcome in outcomes] == [6.0] * 3
         all_say(ranks, r"the verdict on group '0' is over: all_reduce #2 .* has ended, [\d.]+ s")
-        assert all(len(verdicts(ranks, rank)) == 2 for rank in range(3)), ranks.output(0)
+        assert all(len(ranks.verdicts(rank)) == 2 for rank in range(3)), ranks.output(0)
 
 
 def skips_on_another_host(args, world):
@@ -158,7 +152,7 @@ def test_two_groups_used_in_opposite_order_are_a_deadlock():
         ), first
         assert "all ranks have to call the operations of several groups in one order" in first
         # Each group may have a verdict, and each rank may first print that of another.
-        bodies = lambda rank: {body_of(verdict) for verdict in verdicts(ranks, rank)}  # noqa: E731
+        bodies = lambda rank: {body_of(verdict) for verdict in ranks.verdicts(rank)}  # noqa: E731
         assert wait_for(lambda: bodies(0) == bodies(1), SOON), (first, second)
 
 
@@ -285,7 +279,7 @@ def test_an_operation_whose_call_raises_is_not_waited_for_and_has_no_number():
         ranks.tell(1, "go")
         check(ranks.wait())
         all_say(ranks, "is over: all_reduce #4")
-        assert all(len(verdicts(ranks, rank)) == 2 for rank in range(2)), ranks.output(1)
+        assert all(len(ranks.verdicts(rank)) == 2 for rank in range(2)), ranks.output(1)
 
 
 @on_own_ranks(2, init=False)
@@ -326,7 +320,7 @@ def test_a_message_that_nobody_waits_for_is_no_hang():
         check(outcomes)
         assert [outcome.value for outcome in outcomes] == [3.0, 3.0]
         all_say(ranks, "is over: all_reduce #2")
-        assert all(len(verdicts(ranks, rank)) == 2 for rank in range(2)), ranks.output(0)
+        assert all(len(ranks.verdicts(rank)) == 2 for rank in range(2)), ranks.output(0)
 
 
 def wait_for_each_others_messages(args, world):
@@ -411,7 +405,7 @@ def test_a_deadline_that_passes_while_a_verdict_stands_gives_no_other():
         ranks.tell(1, "go on")
         check(ranks.wait())
         all_say(ranks, "is over: all_reduce #2")
-        assert all(len(verdicts(ranks, rank)) == 2 for rank in range(3)), ranks.output(2)
+        assert all(len(ranks.verdicts(rank)) == 2 for rank in range(3)), ranks.output(2)
 
 
 def destroys_the_group(args, world):
@@ -434,6 +428,100 @@ def test_of_a_group_that_is_destroyed_the_verdict_is_said_to_be_over():
         ranks.tell(0, "destroy")
         all_say(ranks, "verdict on group '0' is over: the group has been destroyed", who=[0])
         ranks.tell(1, "go on")
+        check(ranks.wait())
+
+
+def posts_a_receive_for_later(args, world):
+    join(args, world)
+    rank, received = int(os.environ["RANK"]), torch.zeros(3)
+    if rank == 0:
+        KEPT.append(dist.irecv(received, 1))
+    report("posted")
+    if rank == 0:
+        stays_away()
+    receive()
+    dist.all_reduce(torch.ones(3))
+    if rank == 0:
+        KEPT.pop().wait()
+        assert received.tolist() == [7.0] * 3
+        return
+    report("reduced")
+    receive()
+    dist.send(torch.full((3,), 7.0), 0)
+
+
+@again_if_a_rank_did_not_answer
+def test_a_message_that_no_thread_waits_for_accuses_nobody_and_is_not_where_its_rank_is():
+    with Ranks(2, init=False) as ranks:
+        ranks.start(posts_a_receive_for_later, ranks.store_args(), 2)
+        for rank in (0, 1, 0):
+            ranks.wait_report(rank)
+        time.sleep(3 * LIMIT)  # its deadline passes in silence
+        assert not any(ranks.verdicts(rank) for rank in range(2)), ranks.output(0)
+        ranks.tell(1, "reduce")
+        for verdict in all_say(ranks, "rank 0 has not arrived at all_reduce #2"):
+            assert "rank 0: last completed all_reduce #1" in verdict
+            assert "in stays_away" in verdict and "recv" not in verdict
+        ranks.tell(0, "go on")
+        ranks.tell(0, "reduce")
+        ranks.wait_report(1)
+        for verdict in all_say(ranks, "rank 1 has not arrived at recv #1 from rank 1"):
+            assert re.search(r"test_watch.py:\d+ in posts_a_receive_for_later", verdict)
+        ranks.tell(1, "send")
+        check(ranks.wait())
+
+
+def listens_for_commands(args, world):
+    _, second = join(args, world)
+    rank, command = int(os.environ["RANK"]), torch.zeros(1)
+    if rank == 1:
+        listener = threading.Thread(
+            target=dist.recv, args=(command, 0, second), name="listener", daemon=True
+        )
+        listener.start()
+        stays_away()
+    dist.all_reduce(torch.ones(3))
+    if rank == 0:
+        dist.send(torch.ones(1), 1, group=second)
+    else:
+        listener.join()
+
+
+@again_if_a_rank_did_not_answer
+def test_a_helper_thread_that_waits_makes_no_deadlock_of_its_ranks_lateness():
+    with Ranks(2, init=False) as ranks:
+        ranks.start(listens_for_commands, ranks.store_args(), 2)
+        ranks.wait_report(1)
+        for verdict in all_say(ranks, "rank 1 has not arrived at all_reduce #2"):
+            assert "wait for each other" not in verdict and "\n  deadlock:" not in verdict
+            assert re.search(r"MainThread: .*test_watch.py:\d+ in stays_away", verdict), verdict
+            assert "for rank 1 (listener), which waits in recv #1 from rank 0 " in verdict
+        ranks.tell(1, "go on")
+        check(ranks.wait())
+
+
+def computes_beside_an_operation(args, world):
+    join(args, world)
+    rank = os.environ["RANK"]
+    if rank == "2":
+        stays_away()
+    work = dist.all_reduce(torch.ones(3), async_op=rank == "1")
+    if work is not None:
+        stays_away()
+        work.wait()
+
+
+@again_if_a_rank_did_not_answer
+def test_a_rank_that_computes_beside_its_operation_is_shown_at_its_line():
+    with Ranks(3, init=False) as ranks:
+        ranks.start(computes_beside_an_operation, ranks.store_args(), 3)
+        for verdict in all_say(ranks, "rank 2 has not arrived at all_reduce #2"):
+            told = r"rank 1: issued all_reduce #2 .*in computes_beside_an_operation.*\n      "
+            told += r"MainThread: .*test_watch.py:\d+ in stays_away"
+            assert re.search(told, verdict), verdict
+            assert "rank 0: in all_reduce #2" in verdict
+        for rank in (1, 2):
+            ranks.tell(rank, "go on")
         check(ranks.wait())
 
 
@@ -472,7 +560,7 @@ def comes_to_one_after_another(args, world):
 def test_the_time_of_a_collective_counts_from_the_end_of_the_one_before():
     with Ranks(2, init=False) as ranks:
         ranks.run(comes_to_one_after_another, ranks.store_args(), 2)
-        assert not any(verdicts(ranks, rank) for rank in range(2)), ranks.output(0)
+        assert not any(ranks.verdicts(rank) for rank in range(2)), ranks.output(0)
 
 
 @on_own_ranks(2, init=False)
@@ -799,7 +887,7 @@ def test_random_operations_and_groups_give_no_verdict_and_leave_nothing():
         for rank, outcome in enumerate(outcomes):
             operations, grown, left = outcome.value
             assert operations > 100
-            assert not verdicts(ranks, rank), ranks.output(rank)
+            assert not ranks.verdicts(rank), ranks.output(rank)
             assert grown < 30 and not left, (grown, left)
 
 

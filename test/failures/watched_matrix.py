@@ -141,10 +141,6 @@ def run(fault, api, args, server):
     return None
 
 
-def verdicts(output):
-    return re.findall(r"(?m)^\[rank \d+\] torchcomms_pg: verdict.*(?:\n  .*)*", output)
-
-
 def accused(verdict):
     """The ranks that its first line holds responsible."""
     head = verdict.partition("ranks: ")[2].partition("\n")[0]
@@ -181,7 +177,7 @@ class Cell:
             lasts = time.monotonic() - float(store.get("it begins"))  # beside other cells
             left = SECONDS - lasts / limits.grown(1)
             outcomes = self.ranks.wait(max(left, 1), others, grace=1e9)
-            said = {rank: verdicts(self.ranks.output(rank)) for rank in range(WORLD)}
+            said = {rank: self.ranks.verdicts(rank) for rank in range(WORLD)}
         finally:
             self.ranks.busy = True
             self.ranks.close()

@@ -158,6 +158,23 @@ class Ranks(calls.Calls):
         self.busy = True
         self.close()
 
+    def verdicts(self, rank):
+        """What the rank has printed of verdicts, each read on where it says who prints the rest."""
+        found = _verdicts(self.output(rank))
+        for i, text in enumerate(found):
+            elsewhere = re.search(
+                r" \(rank (\d+)(?: \(global (\d+)\))?[^)]* prints the rest\)$", text
+            )
+            if elsewhere:
+                first = text[: elsewhere.start()].partition("]")[2]
+                whole = _verdicts(self.output(int(elsewhere[2] or elsewhere[1])))
+                found[i] = next((each for each in whole if first + "\n" in each), text)
+        return found
+
+
+def _verdicts(output):
+    return re.findall(r"(?m)^\[rank \d+\] torchcomms_pg: (?:the )?verdict.*(?:\n  .*)*", output)
+
 
 def check(outcomes):
     """Raises RankFailure with each rank that failed; otherwise skips if a rank skipped."""

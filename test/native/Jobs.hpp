@@ -41,10 +41,11 @@ inline ProcessStatus rankOf(int rank, int size, uint64_t collectives, bool waits
     op.ageMs = 20'000;
     op.timeoutMs = 60'000;
     op.waits = true;
+    op.stand = Stand::inCall;
     op.calledAt = "train.py:18 in main";
     op.wait.text = op.text;
     op.wait.group = kKey;
-    op.wait.members = group.ranks;
+    op.wait.members = runsOf(group.ranks);
     op.wait.collectives = {{collectives, -1}};
     group.inFlight = 1;
     group.ops.push_back(std::move(op));

@@ -363,7 +363,7 @@ class Job {
     Wait wait;
     wait.text = name(op);
     wait.group = kGroup;
-    for (int rank = 0; rank < size; ++rank) wait.members.push_back(rank);
+    wait.members = {{0, 1, static_cast<uint64_t>(size)}};
     wait.collectives = {{static_cast<uint64_t>(op), -1}};
     return wait;
   }
@@ -531,9 +531,16 @@ void checkEnded(const Plan& plan, const Round& round) {
   }
 }
 
+// Returns whether the rank prints `text` for the round's verdict: its leader all of it, the others
+// where to read it.
+bool isPrintOf(const Round& round, int rank, const std::string& text) {
+  return text == (rank == round.leader ? round.verdict.text : printedElsewhere(round.verdict));
+}
+
 // Checks what a rank was told, and when. `rounds`: those with verdicts, in their order.
-void checkTold(
-    const Plan& plan, const Job::Rank& rank, const Fate& fate, const std::vector<Round>& rounds) {
+void checkTold(const Plan& plan, const Job& job, int number, const std::vector<Round>& rounds) {
+  const auto& rank = job.ranks()[number];
+  const auto& fate = plan.fates[number];
   const auto& stopped = fate.stopped;
   const auto find = [&](const std::string& text, auto from) {
     return std::find_if(
@@ -566,7 +573,9 @@ void checkTold(
   int finals = 0;
   for (const auto& [text, time] : rank.printed) {
     if (text == kOver || saysUnknown(text) || fate.breaks <= time) continue;
-    next = find(text, next);  // all print the verdicts in one order, once each
+    next = std::find_if(next, rounds.end(), [&](const Round& round) {
+      return isPrintOf(round, number, text);
+    });  // all print the verdicts in one order, once each
     CHECK(next != rounds.end());
     CHECK(plan.slow || next->over == kNever || time <= next->over + kSeen);
     ++next;
@@ -576,18 +585,19 @@ void checkTold(
 }
 
 // Checks that a rank that was never stopped has printed all verdicts, and their ends.
-void checkPrinted(const Job::Rank& rank, const std::vector<Round>& rounds) {
-  const auto printed = [&](const std::string& text) {
-    return std::ranges::count(rank.printed, text, &Job::Printed::text);
+void checkPrinted(const Job& job, int number, const std::vector<Round>& rounds) {
+  const auto printed = [&](const auto& isIt) {
+    return std::ranges::count_if(job.ranks()[number].printed, isIt, &Job::Printed::text);
   };
   int ends = 0;
   for (const auto& round : rounds) {
     if (round.ended < kRead && round.verdict.extensionMs == 0) {
-      CHECK_EQUAL(printed(round.verdict.text), 1);
+      CHECK_EQUAL(
+          printed([&](const std::string& text) { return isPrintOf(round, number, text); }), 1);
     }
     ends += round.over < kRead ? 1 : 0;
   }
-  CHECK(printed(kOver) >= ends);
+  CHECK(printed([](const std::string& text) { return text == kOver; }) >= ends);
 }
 
 struct Counts {
@@ -637,10 +647,9 @@ void checkJob(unsigned seed, Counts& counts) {
     if (plan.goesOn && round.verdict.extensionMs == 0) checkEnded(plan, round);
   }
   for (int rank = 0; rank < plan.size; ++rank) {
-    const auto& self = job.ranks()[rank];
-    const auto& fate = plan.fates[rank];
-    checkTold(plan, self, fate, rounds);
-    if (fate.stopped.begin == kNever && !plan.slow && !plan.breaks) checkPrinted(self, rounds);
+    const bool stops = plan.fates[rank].stopped.begin != kNever;
+    checkTold(plan, job, rank, rounds);
+    if (!stops && !plan.slow && !plan.breaks) checkPrinted(job, rank, rounds);
   }
 }
 

@@ -76,7 +76,7 @@ Wait waitIn(const std::string& text, uint64_t seq, const std::vector<int64_t>& m
   Wait wait;
   wait.text = text;
   wait.group = kGroup;
-  wait.members = members;
+  wait.members = runsOf(members);
   wait.collectives = {{seq, -1}};
   return wait;
 }
@@ -318,6 +318,7 @@ TEST(ranksInDifferentOperationsOfOneNumberDisagreeWhateverTheirSizes) {
     issue(answer, 3);
     answer.currentSeq = 3;
     answer.current = "all_reduce #3 (8 x Float)";
+    answer.stand = Stand::inCall;
     answer.signature = "all_reduce Float";
   }
   group.answers[2].current = "all_reduce #3 (9 x Float)";  // as of an uneven gather
@@ -617,6 +618,92 @@ TEST(aRankThatComputesIsNotSaidToWait) {
       verdict.text, "rank 0 has not arrived at barrier #1 of group 'B', in which rank 1");
 }
 
+namespace {
+
+// Rank 0's main thread waits in an all-reduce for rank 1, of which a thread waits for rank 0 in
+// group `control`; `main`: the main thread does.
+std::map<int, RankStatus> circleThrough(bool main) {
+  constexpr uint64_t kMain = 7001, kHelper = 7002;
+  std::map<int, RankStatus> answers;
+  for (int rank = 0; rank < 2; ++rank) {
+    answers[rank].rank = rank;
+    answers[rank].mainThread = kMain;
+    issue(answers[rank], rank == 0 ? 3 : 2);
+    answers[rank].counts.front().collectivesThread = kMain;
+    answers[rank].counts.push_back({kGroup + 1, 0, 0, {}});
+  }
+  answers[0].current = "all_reduce #3 (8 x Float)";
+  answers[0].stand = Stand::inCall;
+  answers[0].waits = {waitIn(answers[0].current, 3, ranksTo(2))};
+  answers[0].waits.front().thread = kMain;
+  answers[0].waits.front().threadName = "MainThread";
+  Wait recv;
+  recv.text = "recv #1 from rank 0 of group 'control'";
+  recv.group = kGroup + 1;
+  recv.members = runsOf(ranksTo(2));
+  recv.messages = {{AwaitedMessage::Kind::receive, 0, 1}};
+  recv.thread = main ? kMain : kHelper;
+  recv.threadName = main ? "MainThread" : "listener";
+  answers[1].waits = {recv};
+  answers[1].threads = "MainThread: train.py:7 in load\nlistener: train.py:3 in listen";
+  return answers;
+}
+
+}  // namespace
+
+TEST(aHelperThreadThatWaitsMakesNoDeadlockOfItsRanksLateness) {
+  const auto verdict = judge(questionOn(2), circleThrough(/*main=*/false), {});
+  CHECK_EQUAL(ranksOf(verdict), "1 ");
+  CHECK_CONTAINS(verdict.text, ": rank 1 has not arrived at all_reduce #3");
+  CHECK_CONTAINS(verdict.text, "\n      MainThread: train.py:7 in load");
+  CHECK(verdict.text.find("\n  deadlock:") == std::string::npos);
+  CHECK_CONTAINS(
+      verdict.text,
+      "\n  perhaps a deadlock, if a rank's thread waits for another one of its threads: rank 0 "
+      "(MainThread) waits in all_reduce #3 (8 x Float) for rank 1 (listener), which waits in recv "
+      "#1 from rank 0 of group 'control' for rank 0 (MainThread)");
+  auto compiles = circleThrough(/*main=*/false);
+  compiles[1].compilingMs = 100;  // a doubtful circle is no reason not to wait
+  CHECK(judge(questionOn(2), compiles, {}).extensionMs > 0);
+}
+
+TEST(aCircleOfTheThreadsThatAreWaitedForIsADeadlock) {
+  auto answers = circleThrough(/*main=*/true);
+  CHECK_CONTAINS(judge(questionOn(2), answers, {}).text, "\n  deadlock: rank 0 waits in");
+  // The thread that has issued the group's last collective is gone: any may issue the next one.
+  answers = circleThrough(/*main=*/false);
+  answers[1].counts.front().collectivesThread = kAnyThread;
+  CHECK_CONTAINS(judge(questionOn(2), answers, {}).text, "\n  deadlock: rank 0 waits in");
+}
+
+TEST(aRankThatIsInNoOperationIsShownWhereItIsAndNotInWhatItHasIssued) {
+  std::map<int, RankStatus> answers;
+  for (int rank = 0; rank < 3; ++rank) {
+    answers[rank].rank = rank;
+    issue(answers[rank], rank == 2 ? 2 : 3);
+    answers[rank].current = "all_reduce #3 (8 x Float)";
+    answers[rank].calledAt = "train.py:10 in step";
+    answers[rank].threads = "MainThread: train.py:" + std::to_string(20 + rank) + " in load";
+    answers[rank].waitedMs = 2000;
+  }
+  answers[0].stand = Stand::inCall;
+  answers[0].waits = {waitIn("all_reduce #3 (8 x Float)", 3, ranksTo(3))};
+  answers[2].current = "all_reduce #2 (8 x Float)";
+  const auto text = judge(questionOn(3), answers, {}).text;
+  CHECK_CONTAINS(
+      text,
+      "\n  rank 2: issued all_reduce #2 (8 x Float) 2 s ago, called at train.py:10 in step\n      "
+      "MainThread: train.py:22 in load");
+  CHECK_CONTAINS(
+      text,
+      "\n  rank 1: issued all_reduce #3 (8 x Float), called at train.py:10 in step\n      "
+      "MainThread: train.py:21 in load");
+  CHECK_CONTAINS(text, "\n  rank 0: in all_reduce #3 (8 x Float), called at train.py:10 in step");
+  CHECK(text.find("train.py:20") == std::string::npos);  // the same line
+  answers[0].stand = Stand::awaited;                     // in wait(), at another line
+  CHECK_CONTAINS(judge(questionOn(3), answers, {}).text, "\n      MainThread: train.py:20 in load");
+}
+
 TEST(messagesInACircleAreADeadlock) {
   auto request = questionOn(3);
   request.signature.clear();
@@ -629,7 +716,7 @@ TEST(messagesInACircleAreADeadlock) {
     Wait wait;
     wait.text = "recv #1 from rank " + std::to_string(from);
     wait.group = kGroup;
-    wait.members = ranksTo(3);
+    wait.members = runsOf(ranksTo(3));
     wait.messages = {{AwaitedMessage::Kind::receive, from, 1}};
     answers[rank].waits = {wait};
   }
@@ -745,6 +832,150 @@ TEST(compilingIsKnownFromTheFirstBeginToTheLastEnd) {
   CHECK(!state.since && state.ended);
   CHECK_EQUAL(Compiling::intervals().size(), 1u);
   CHECK(Compiling::intervals().front().end >= Compiling::intervals().front().begin);
+}
+
+namespace {
+
+// The answers of many ranks to a question on all_reduce #2, of which the scene's part is late.
+struct ManyRanks {
+  enum class Scene { oneLate, halfLate, halvesWaitForEachOther, allButOneSilent, ring, pairs };
+
+  ManyRanks(int size, Scene scene) {
+    const auto members = ranksTo(size);
+    request.size = size;
+    request.globalRanks = members;
+    request.op = "all_reduce #2 (8 x Float)";
+    request.seq = 2;
+    request.wait = waitIn(request.op, 2, members);
+    for (int rank = 0; rank < size; ++rank) {
+      RankStatus status;
+      status.rank = rank;
+      const auto wait = [&](const Wait& in) {
+        status.waits = {in};
+        status.current = in.text;
+        status.stand = Stand::inCall;
+        status.calledAt = "train.py:15 in main";
+      };
+      // Ranks compute at lines of their own.
+      status.threads = "MainThread: train.py:" + std::to_string(100 + rank) + " in load";
+      if (scene == Scene::allButOneSilent && rank > 0) {
+        silent[rank] = {"did not answer (pid " + std::to_string(rank) + ")"};
+        continue;
+      }
+      const bool late = scene == Scene::oneLate ? rank == size - 1 : rank >= size / 2;
+      status.counts = {{kGroup, late ? 1u : 2u, 0, {}}, {kGroup + 1, late ? 2u : 1u, 0, {}}};
+      if (scene == Scene::ring || scene == Scene::pairs) {
+        const bool sends = scene == Scene::pairs && rank % 2 == 1;
+        const int from = scene == Scene::ring ? (rank + 1) % size : rank ^ 1;
+        Wait recv;
+        recv.text = "recv #1 from rank " + std::to_string(from);
+        recv.group = kGroup;
+        recv.members = runsOf(members);
+        recv.messages = {{AwaitedMessage::Kind::receive, from, 1}};
+        status.counts = {{kGroup, rank == 0 ? 2u : 1u, 0, {}}};
+        if (!sends) wait(recv);
+      } else if (!late) {
+        wait(request.wait);
+      } else if (scene == Scene::halvesWaitForEachOther) {
+        auto other = waitIn("all_reduce #2 of group 'other'", 2, members);
+        other.group = kGroup + 1;
+        wait(other);
+      }
+      answers[rank] = status;
+    }
+  }
+
+  Verdict judge() const { return torchcomms_pg::judge(request, answers, silent); }
+
+  DiagnosisRequest request;
+  std::map<int, RankStatus> answers;
+  std::map<int, Silent> silent;
+};
+
+constexpr ManyRanks::Scene kScenesOfMany[] = {
+    ManyRanks::Scene::oneLate,
+    ManyRanks::Scene::halfLate,
+    ManyRanks::Scene::halvesWaitForEachOther,
+    ManyRanks::Scene::allButOneSilent,
+    ManyRanks::Scene::ring,
+    ManyRanks::Scene::pairs};
+
+}  // namespace
+
+TEST(aVerdictHasAtMostFortyLinesWhateverTheNumberOfRanks) {
+  for (const auto scene : kScenesOfMany) {
+    for (const int size : {256, 2048}) {
+      const ManyRanks ranks(size, scene);
+      const auto verdict = ranks.judge();
+      const auto lines = std::ranges::count(verdict.text, '\n') + 1;
+      CHECK(lines <= 40);
+      CHECK(verdict.text.size() < 8000);
+      CHECK(verdict.summary.size() < 1000);
+      CHECK(encode(verdict).size() < 16'000);
+      for (const auto& [rank, answer] : ranks.answers) CHECK(encode(answer).size() < 1000);
+    }
+  }
+  const auto half = ManyRanks(1024, ManyRanks::Scene::halfLate).judge();
+  CHECK_CONTAINS(half.text, ": ranks 512-1023 have not arrived at all_reduce #2 (8 x Float)");
+  CHECK_CONTAINS(half.text, "\n  rank 512: ");
+  CHECK_CONTAINS(half.text, "\n      MainThread: train.py:612 in load\n");
+  CHECK_CONTAINS(half.text, "\n  ranks 0-511: in all_reduce #2");
+  CHECK_CONTAINS(half.text, " more ranks elsewhere, whose latest operations are in their dumps");
+  CHECK_EQUAL(half.ranks.size(), 512u);
+  CHECK_EQUAL(decodeVerdict(encode(half)).value().ranks.back(), 1023);
+  const auto circle = ManyRanks(1024, ManyRanks::Scene::ring).judge();
+  CHECK_CONTAINS(circle.text, "ranks 0-1023 wait for each other");
+  CHECK_CONTAINS(circle.text, ", and so on, to rank 1023, which waits in recv #1 from rank 0");
+}
+
+// A limit for busy machines and sanitizers: a search that is quadratic in the waits took 5 s for
+// 2,048 ranks, and would take 80 s for 8,192.
+TEST(theBlameOfManyRanksIsFoundWithinTheRound) {
+  for (const auto scene : kScenesOfMany) {
+    const ManyRanks ranks(8192, scene);
+    const auto begun = Clock::now();
+    const auto verdict = ranks.judge();
+    CHECK(Clock::now() - begun < milliseconds(3000));
+    CHECK(!verdict.text.empty());
+  }
+}
+
+TEST(oneRankPrintsAVerdictWholeAndTheOthersWhereToReadIt) {
+  CHECK(awaitPrinted(std::chrono::seconds(20)));
+  const int printed = memfd_create("stderr", 0);
+  const int before = dup(STDERR_FILENO);
+  dup2(printed, STDERR_FILENO);
+  {
+    Group group(4);
+    for (auto& answer : group.answers) issue(answer, 3);
+    issue(group.answers[1], 2);
+    const auto verdict = group.ask(2, questionOn(4, 2));
+    for (const auto& rank : group.ranks) {
+      CHECK_EQUAL(rank->awaitOthers().value().text, verdict.text);  // in the error, whoever prints
+    }
+    const auto until = Clock::now() + milliseconds(20'000);
+    const auto lines = [&] {
+      CHECK(awaitPrinted(std::chrono::seconds(20)));
+      std::string text(8192, '\0');
+      text.resize(static_cast<size_t>(pread(printed, text.data(), text.size(), 0)));
+      return text;
+    };
+    const auto count = [](const std::string& text, const std::string& part) {
+      int found = 0;
+      for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; ++at) ++found;
+      return found;
+    };
+    while (count(lines(), "verdict on group") < 4 && Clock::now() < until) {
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+    const auto text = lines();
+    CHECK_EQUAL(count(text, ": rank 1 has not arrived at all_reduce #3"), 4);
+    CHECK_EQUAL(count(text, " (rank 2 prints the rest)\n"), 3);
+    CHECK_EQUAL(count(text, "\n  rank 1: "), 1);
+  }
+  dup2(before, STDERR_FILENO);
+  close(before);
+  close(printed);
 }
 
 TEST(aVerdictIsKnownThoughNobodyReadsStderr) {

@@ -9,15 +9,15 @@
 #include <thread>
 
 #include "Ranks.hpp"
+#include "host/AvailableMemory.hpp"
 #include "nccl/Allocator.hpp"
 #include "nccl/NcclLibrary.hpp"
-#include "shm/segment/AvailableMemory.hpp"
 
 using namespace test;
 using torchcomms_pg::NcclApi;
 using torchcomms_pg::NcclLibrary;
 using torchcomms_pg::Registrations;
-using torchcomms_pg::shm::availableMemory;
+using torchcomms_pg::host::availableMemory;
 
 namespace {
 

@@ -64,6 +64,7 @@ struct Rank {
   End end = End::none;
   size_t endsAt = 0;
   std::vector<int> pending;  // issued calls, not done or not waited for
+  int listensTo = -1;        // a helper thread waits for a message of this rank, which never comes
 };
 
 struct Scene {
@@ -139,6 +140,10 @@ Scene wellFormed(Random& random) {
       for (const int rank : members)
         scene.ranks[rank].program.push_back({Kind::await, group, -1, false, {}});
     }
+  }
+  for (int rank = 0; rank < scene.size; ++rank) {
+    const int from = random.below(scene.size);
+    if (random.chance(10) && from != rank) scene.ranks[rank].listensTo = from;
   }
   return scene;
 }
@@ -341,6 +346,31 @@ int waitsIn(const Scene& scene, int number) {
 
 // ---- what a rank tells
 
+constexpr uint64_t kMainThread = 101;
+constexpr uint64_t kHelperThread = 102;
+
+// Adds what helper threads wait for, each in a group of its own.
+void tellHelpers(const Scene& scene, int rank, RankStatus& status) {
+  for (int listener = 0; listener < scene.size; ++listener) {
+    const int from = scene.ranks[listener].listensTo;
+    if (from < 0 || (rank != listener && rank != from)) continue;
+    GroupCounts counts;
+    counts.group = 1000 + listener;
+    if (rank == listener) {
+      counts.receivesThread = kHelperThread;
+      counts.peers = {{from, 0, 1, 0}};
+      Wait wait;
+      wait.text = "recv #1 of group 'h" + std::to_string(listener) + "'";
+      wait.group = counts.group;
+      wait.members = runsOf(std::vector<int>{from, listener});
+      wait.messages = {{AwaitedMessage::Kind::receive, from, 1}};
+      wait.thread = kHelperThread;
+      status.waits.push_back(wait);
+    }
+    status.counts.push_back(counts);
+  }
+}
+
 std::string textOf(const Issued& op, int asked) {
   const char* const names[] = {"all_reduce", "gather", "broadcast", "batch", "send", "recv"};
   auto text = std::string(names[static_cast<int>(op.call.kind)]) + " #" +
@@ -354,7 +384,7 @@ Wait waitOf(const Scene& scene, const Issued& op, int asked) {
   Wait wait;
   wait.text = textOf(op, asked);
   wait.group = op.call.group + 1;
-  for (const int rank : scene.groups[op.call.group]) wait.members.push_back(rank);
+  wait.members = runsOf(scene.groups[op.call.group]);
   for (uint64_t seq = 1; seq <= op.seq; ++seq) {
     const auto& each = scene.issued[scene.instances.at({op.call.group, seq}).at(op.rank)];
     const bool one = each.call.kind != Kind::allReduce && each.rank != each.call.root;
@@ -391,7 +421,9 @@ RankStatus statusOf(const Scene& scene, int rank, int asked) {
   }
   if (const int index = waitsIn(scene, rank); index >= 0) {
     status.waits.push_back(waitOf(scene, scene.issued[index], asked));
+    status.waits.back().thread = kMainThread;
   }
+  status.mainThread = kMainThread;
   for (size_t group = 0; group < scene.groups.size(); ++group) {
     const int number = static_cast<int>(group);
     if (!scene.member(number, rank)) continue;
@@ -399,6 +431,7 @@ RankStatus statusOf(const Scene& scene, int rank, int asked) {
     GroupCounts counts;
     counts.group = group + 1;
     counts.collectives = issued == scene.collectives.end() ? 0 : issued->second;
+    counts.collectivesThread = counts.collectives == 0 ? 0 : kMainThread;
     const auto any = scene.fromAny.find({number, rank});
     counts.receivedFromAny = any == scene.fromAny.end() ? 0 : any->second;
     for (const int peer : scene.groups[group]) {
@@ -409,6 +442,7 @@ RankStatus statusOf(const Scene& scene, int rank, int asked) {
     }
     status.counts.push_back(counts);
   }
+  tellHelpers(scene, rank, status);
   return decodeStatus(encode(status)).value();
 }
 

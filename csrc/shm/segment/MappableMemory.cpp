@@ -13,8 +13,8 @@
 #include <string>
 #include <utility>
 
+#include "host/AvailableMemory.hpp"
 #include "shm/Host.hpp"
-#include "shm/segment/AvailableMemory.hpp"
 #include "shm/segment/Descriptor.hpp"
 #include "shm/segment/ForkSafe.hpp"
 
@@ -41,7 +41,7 @@ constexpr size_t kBetweenLooks = 64 << 20;
 // kills processes to free memory.
 void take(int file, size_t bytes, const std::string& what) {
   for (size_t taken = 0; taken < bytes;) {
-    if (const auto available = availableMemory(); bytes - taken > available.bytes) {
+    if (const auto available = host::availableMemory(); bytes - taken > available.bytes) {
       throw NcclError(
           ncclSystemError,
           what + ", and " + available.where + " has " + std::to_string(available.bytes) +

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string>
 
-namespace torchcomms_pg::shm {
+namespace torchcomms_pg::host {
 
 struct AvailableMemory {
   size_t bytes;       // SIZE_MAX if unknown
@@ -17,4 +17,4 @@ struct AvailableMemory {
 // tests use in place of "/".
 AvailableMemory availableMemory(const std::string& root = "");
 
-}  // namespace torchcomms_pg::shm
+}  // namespace torchcomms_pg::host

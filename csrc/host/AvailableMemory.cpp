@@ -1,4 +1,4 @@
-#include "shm/segment/AvailableMemory.hpp"
+#include "host/AvailableMemory.hpp"
 
 #include <algorithm>
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 #include "base/TextStreams.hpp"
 
-namespace torchcomms_pg::shm {
+namespace torchcomms_pg::host {
 namespace {
 
 // Names of the files and lines in one version of cgroups.
@@ -113,4 +113,4 @@ AvailableMemory availableMemory(const std::string& root) {
   return least;
 }
 
-}  // namespace torchcomms_pg::shm
+}  // namespace torchcomms_pg::host
