@@ -99,6 +99,7 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
   bindCreation(module);
   bindNccl(module);
   bindPythonStackDump(module);
+  bindParting(module);
   bindWatch(module);
   bindMetrics(module);
 

@@ -1,5 +1,6 @@
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from types import CodeType
 from typing import Any, ClassVar, overload
 
 import torch
@@ -26,6 +27,18 @@ def set_python_stack_source(
     describe: Callable[[list[list[tuple[str, int, str]]]], tuple[str, list[str], dict[int, str]]],
 ) -> None:
     """Sets the function that returns the places of this process's Python threads and of stacks."""
+
+def set_parting_source(answer: Callable[[str, str, int, int, list[str]], str]) -> None:
+    """Sets the function that answers where two ranks have parted."""
+
+def recent_operations(
+    group: str, rank: int
+) -> list[tuple[int, str, int, list[tuple[CodeType, int]], int]]:
+    """Returns a group's latest collectives: number, name, thread, Python's stack and time of issue.
+
+    The innermost frame comes first. The time is in nanoseconds since the epoch. ``rank``: this
+    process's global rank.
+    """
 
 def set_waiting_functions(functions: Sequence[Callable[..., object]]) -> None:
     """Sets the functions that wait for the operations that they issue asynchronously. Once only."""

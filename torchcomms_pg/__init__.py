@@ -71,6 +71,7 @@ if not runs_apart():
     from torchcomms_pg.errors import CommError
     from torchcomms_pg.late_ranks import RankLateness, lateness
     from torchcomms_pg.options import CommOptions
+    from torchcomms_pg.parting import answers
     from torchcomms_pg.process_group import get_process_group
     from torchcomms_pg.reduce_op import RedOpType, ReduceOp
     from torchcomms_pg.registration import register
@@ -85,6 +86,9 @@ if not runs_apart():
 
     _C.set_comm_error(CommError)
     _C.set_python_stack_source(python_stacks.describe)
+    _C.set_parting_source(answers.answer)
+    if env.branches():
+        answers.record_branches()
     register()
     waits.install()
     if env.as_gloo():

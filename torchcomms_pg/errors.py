@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from typing import NamedTuple
+
 from torch.distributed import DistBackendError
+
+
+class PartedAt(NamedTuple):
+    """A statement at which ranks took different ways.
+
+    ``file`` and ``line`` (from 1) are where it is, ``function`` is the name of the function around
+    it, and ``statement`` the first line of its source.
+    """
+
+    file: str
+    line: int
+    function: str
+    statement: str
 
 
 class CommError(DistBackendError):
@@ -20,6 +36,8 @@ class CommError(DistBackendError):
         verdict: the result of the hang diagnosis, the same text on all ranks: which rank holds up
             the operation, what that rank did last in the group and where its Python threads are.
             The error's own text if no diagnosis was needed.
+        parted_at: where the ranks took different ways: one `PartedAt`, or two or three if it was
+            one of these; empty if unknown.
     """
 
     def __init__(
@@ -31,6 +49,7 @@ class CommError(DistBackendError):
         group: str = "",
         ranks: list[int] | None = None,
         verdict: str = "",
+        parting: str = "",
     ) -> None:
         super().__init__(message)
         self.op = op
@@ -38,11 +57,21 @@ class CommError(DistBackendError):
         self.group = group
         self.ranks = list(ranks or [])
         self.verdict = verdict or message
+        places = json.loads(parting.partition("\n")[0] or "[]")
+        self.parted_at = tuple(PartedAt(*place) for place in places)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (
             _restore,
-            (str(self), self.op, self.seq, self.group, self.ranks, self.verdict),
+            (
+                str(self),
+                self.op,
+                self.seq,
+                self.group,
+                self.ranks,
+                self.verdict,
+                json.dumps(self.parted_at),
+            ),
         )
 
 
@@ -55,6 +84,14 @@ class SplitError(ValueError, RuntimeError):
 
 
 def _restore(
-    message: str, op: str, seq: int, group: str, ranks: list[int], verdict: str
+    message: str,
+    op: str,
+    seq: int,
+    group: str,
+    ranks: list[int],
+    verdict: str,
+    parting: str = "",
 ) -> CommError:
-    return CommError(message, op=op, seq=seq, group=group, ranks=ranks, verdict=verdict)
+    return CommError(
+        message, op=op, seq=seq, group=group, ranks=ranks, verdict=verdict, parting=parting
+    )

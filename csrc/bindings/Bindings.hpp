@@ -10,6 +10,7 @@
 
 #include "comm/Communicator.hpp"
 #include "connect/Connect.hpp"
+#include "recorder/Stack.hpp"
 
 namespace py = pybind11;
 
@@ -57,6 +58,9 @@ void bindWindows(py::module_& module);
 void bindRecorder(py::module_& module);
 void bindPythonStackDump(py::module_& module);
 void usePythonStacks(py::module_& module);
+// Returns the code objects and instructions of a stack, the innermost first. Needs the GIL.
+py::list callsOfStack(const Stack& stack);
+void bindParting(py::module_& module);
 void bindCreation(py::module_& module);
 void bindWatch(py::module_& module);
 void bindMetrics(py::module_& module);

@@ -35,7 +35,8 @@ py::object commError(const CommError& error) {
       py::arg("seq") = failure.seq,
       py::arg("group") = readable(failure.group),
       py::arg("ranks") = failure.ranks,
-      py::arg("verdict") = readable(failure.verdict.empty() ? failure.message : failure.verdict));
+      py::arg("verdict") = readable(failure.verdict.empty() ? failure.message : failure.verdict),
+      py::arg("parting") = readable(failure.parting));
 }
 
 }  // namespace

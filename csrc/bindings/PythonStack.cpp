@@ -178,7 +178,9 @@ class PythonStacks final : public StackSource {
         described[i].push_back(
             {text(call.code->co_name),
              text(call.code->co_filename),
-             PyCode_Addr2Line(call.code, call.instruction)});
+             PyCode_Addr2Line(call.code, call.instruction),
+             call.instruction,
+             call.code->co_firstlineno});
       }
     }
     return described;
@@ -220,6 +222,19 @@ class PythonStacks final : public StackSource {
 };
 
 }  // namespace
+
+py::list callsOfStack(const Stack& stack) {
+  py::list calls;
+  if (stack != nullptr) {
+    for (const auto& call : callsOf(stack)) {
+      calls.append(
+          py::make_tuple(
+              py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(call.code)),
+              call.instruction));
+    }
+  }
+  return calls;
+}
 
 void usePythonStacks(py::module_& module) {
   StackSource::set(&neverDestroyed<PythonStacks>());

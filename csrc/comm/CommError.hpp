@@ -22,6 +22,7 @@ struct Failure {
   std::string group;         // the group's name
   std::vector<int> ranks{};  // group ranks that did not arrive, died or aborted, if known
   std::string verdict{};     // the verdict's text; empty if there was no diagnosis
+  std::string parting{};     // where the ranks took different ways, see Verdict; or empty
   bool endsProcess = false;  // after a failure of other ranks: the next call ends the process
 
   std::string text() const { return verdict.empty() ? message : message + "\n" + verdict; }

@@ -388,6 +388,7 @@ void DiagnosisClient::learnOfFailure() {
     const auto diagnosis = this->diagnosis();
     if (auto verdict = diagnosis ? diagnosis->awaitOthers() : std::nullopt) {
       failure.verdict = std::move(verdict->text);
+      failure.parting = std::move(verdict->parting);
       if (!verdict->ranks.empty()) {
         failure.ranks = std::move(verdict->ranks);
       }
@@ -407,6 +408,7 @@ void DiagnosisClient::learnOfVerdict() {
     auto failure = comm_.failureState().elsewhere();
     failure.message += "an operation has timed out, or was not the same, on other ranks";
     failure.verdict = verdict.text;
+    failure.parting = verdict.parting;
     failure.ranks = verdict.ranks;
     // Does not fail the library: the ranks that have asked do so, with their own text.
     comm_.failureState().set(std::move(failure), FailureState::Cause::elsewhere);

@@ -253,6 +253,7 @@ std::exception_ptr FailureState::error(const Operation& op, ncclResult_t result)
   failure.message += ofGraphs();
   if (auto verdict = comm_.diagnosis().onFailure(op, result, why)) {
     failure.verdict = std::move(verdict->text);
+    failure.parting = std::move(verdict->parting);
     if (!verdict->ranks.empty()) {
       failure.ranks = std::move(verdict->ranks);
     }
@@ -332,6 +333,7 @@ void FailureState::timeOut(const Operation& op, Milliseconds timeout, const Verd
   auto failure = describe(c10d::ErrorType::TIMEOUT, op, text + ofGraphs());
   failure.ranks = std::move(ranks);
   failure.verdict = verdict.text;
+  failure.parting = verdict.parting;
   const auto message = printable(failure.message);
   const auto first = set(std::move(failure));
   if (first->message == message) {

@@ -49,6 +49,8 @@ class GroupActivity {
   // Leaves word for the other ranks, which may fail in the group, that this rank is about to end
   // it. `how`: "destroyed the group at ...". Blocks for at most 300 ms.
   virtual void leave(const std::string& how) const noexcept = 0;
+  // Returns what the standing verdict says of where the ranks parted, see Verdict; or "".
+  virtual std::string parting() const { return ""; }
   // Returns the client that finds late ranks.
   virtual const LatenessClient& lateness() const = 0;
 };

@@ -180,6 +180,7 @@ void describeMember(
   if (const auto* const watched = dynamic_cast<const Monitor::Watched*>(&group)) {
     told.failure = watched->failureMessage();
   }
+  told.parting = group.parting();
   if (const auto judged = group.lateness().judged()) {
     told.lateness = *judged;
   }

@@ -25,6 +25,8 @@ constexpr milliseconds kFollow{3200};
 // Time that a rank waits for its Python before it writes a preliminary answer: it never seems to be
 // dead because its Python is slow.
 constexpr milliseconds kPreliminary{300};
+// Limit from the start of a round for finding out where the ranks parted.
+constexpr milliseconds kPart{1900};
 
 // Time from the start of a round after which a rank that has not asked declares the round void, as
 // does the leader itself. So no verdict rests on answers older than this.
@@ -231,6 +233,15 @@ void DiagnosisProtocol::lead() {
   }
   round_.verdict = std::move(verdict);  // this rank's, if the board fails now
   round_.own = true;
+  if (!late && !round_.parting) {
+    round_.parting.emplace(request, round_.answers, *round_.verdict, key(""));
+  }
+  if (round_.parting && round_.verdict->extensionMs == 0) {
+    if (!round_.parting->step(*board_) && round_.ran.ran() < kPart) {
+      return;
+    }
+    round_.parting->tell(*round_.verdict);
+  }
   round_.wrote = board_->claim(key("verdict"), encode(*round_.verdict));
   if (round_.wrote) {
     if (round_.verdict->extensionMs == 0) {
@@ -244,6 +255,11 @@ void DiagnosisProtocol::lead() {
 
 void DiagnosisProtocol::follow() {
   const auto waited = now_ - round_.begun;
+  // Alternates, since all ranks use one store.
+  if (std::exchange(round_.listens, !round_.listens && PartingQuestion::known())) {
+    round_.partingAnswers.step(*board_, key(""), options_.rank);
+    return;
+  }
   if (read() || waited < kFollow) {
     return;
   }

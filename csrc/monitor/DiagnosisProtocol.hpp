@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "monitor/Parting.hpp"
 #include "monitor/PythonStackDump.hpp"
 #include "monitor/RunningTime.hpp"
 #include "monitor/SharedBoard.hpp"
@@ -142,8 +143,11 @@ class DiagnosisProtocol {
     std::map<int, RankStatus> answers;
     int64_t told = 0;  // number of ranks that had answered at the last look
     std::optional<Verdict> verdict;
-    bool own = false;    // `verdict` is this rank's
-    bool wrote = false;  // this rank has written the verdict
+    bool own = false;  // `verdict` is this rank's
+    std::optional<Parting> parting;  // the leader's
+    PartingAnswers partingAnswers;
+    bool listens = false;  // the next look is for the leader's questions, not for the verdict
+    bool wrote = false;    // this rank has written the verdict
     std::optional<Clock::time_point> read;
   };
 

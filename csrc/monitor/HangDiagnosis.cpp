@@ -136,6 +136,11 @@ std::optional<DiagnosisProtocol::Standing> HangDiagnosis::standing() const {
   return standing_;
 }
 
+std::string HangDiagnosis::parting() const {
+  std::lock_guard lock(mutex_);
+  return parting_;
+}
+
 void HangDiagnosis::end(const std::string& text) {
   std::lock_guard lock(mutex_);
   if (led_ && !end_) {
@@ -254,6 +259,11 @@ void HangDiagnosis::apply(const DiagnosisProtocol::Outcome& outcome) {
   }
   standing_ = protocol_.standing();
   led_ = protocol_.ledStanding();
+  if (!standing_) {
+    parting_.clear();
+  } else if (outcome.verdict && outcome.verdict->extensionMs == 0 && !outcome.over) {
+    parting_ = outcome.verdict->parting;
+  }
   if (outcome.ended) {
     const auto& verdict = outcome.verdict;
     const bool final = verdict && verdict->extensionMs == 0;

@@ -206,6 +206,9 @@ class Report {
     }) + ")";
   }
 
+  friend std::string torchcomms_pg::nameRanks(
+      const DiagnosisRequest& request, const std::vector<int>& ranks);
+
   bool isAsked(const Wait& wait) const { return isSameOperation(wait, request_.wait); }
 
   std::string headline() const {
@@ -469,6 +472,10 @@ Verdict judge(
     const std::map<int, RankStatus>& answers,
     const std::map<int, Silent>& silent) {
   return Report(request, answers, silent).judge();
+}
+
+std::string nameRanks(const DiagnosisRequest& request, const std::vector<int>& ranks) {
+  return Report(request, {}, {}).named(ranks);
 }
 
 Verdict unknownVerdict(const std::string& why, const DiagnosisRequest& request) {

@@ -19,8 +19,9 @@ struct Verdict {
   std::string printedBy;  // the rank that prints `text`, in words
   // if positive, no rank has failed: the ranks wait that much longer, for the reason in `text`
   int64_t extensionMs = 0;
-  int answered = 0;  // number of ranks that have answered
-  Wait about;        // the operation that the leader asked about
+  int answered = 0;     // number of ranks that have answered
+  Wait about;           // the operation that the leader asked about
+  std::string parting;  // where the ranks took different ways, see addParting(); or ""
   // The next two are known only to the rank that judges.
   bool arrived = false;      // true if all ranks have arrived
   std::vector<int> missing;  // ranks that have not arrived at the operation asked about
@@ -32,6 +33,7 @@ struct Verdict {
         self.extensionMs,
         self.answered,
         self.about,
+        self.parting,
         self.text,
         self.printedBy);
   }
@@ -42,6 +44,9 @@ Verdict judge(
     const DiagnosisRequest& request,
     const std::map<int, RankStatus>& answers,
     const std::map<int, Silent>& silent);
+
+// Names ranks of the group, as verdicts do.
+std::string nameRanks(const DiagnosisRequest& request, const std::vector<int>& ranks);
 
 // Returns the verdict of a diagnosis that has failed.
 Verdict unknownVerdict(const std::string& why, const DiagnosisRequest& request);

@@ -43,6 +43,7 @@ constexpr const char* kDetails = "details";
 constexpr const char* kCaptured = "captured";
 constexpr const char* kDumped = "dumped";    // time of the dump, in ns since 1970
 constexpr const char* kThreads = "threads";  // where Python's threads are, a text for each
+constexpr const char* kInstructions = "instructions";
 
 using Name = std::tuple<std::string, std::string>;
 using Direction = OpRecord::Direction;
@@ -280,13 +281,12 @@ namespace {
 
 using Frames = c10::List<c10::IValue>;
 
+using PythonFrames = std::vector<std::vector<Frame>>;
+
 // Returns the frames of each entry's stack, by the entry's id: C++ frames, if recorded, then
 // Python's.
-std::map<int64_t, Frames> describeStacks(const FlightRecorder::State::Snapshot& from) {
-  std::vector<std::vector<Frame>> python(from.stacks.size());
-  if (auto* const source = StackSource::get()) {
-    python = source->describe(from.stacks);
-  }
+std::map<int64_t, Frames> describeStacks(
+    const FlightRecorder::State::Snapshot& from, const PythonFrames& python) {
   std::map<int64_t, Frames> described;
   for (size_t i = 0; i < from.stacks.size(); ++i) {
     auto frames = c10d::new_list();
@@ -311,6 +311,17 @@ std::map<int64_t, Frames> describeStacks(const FlightRecorder::State::Snapshot& 
     described.emplace(static_cast<int64_t>(entry.id_), std::move(frames));
   }
   return described;
+}
+
+// Returns where Python's frames were in their functions, for torchcomms_pg.trace: of each frame,
+// the innermost first, the instruction and the function's first line.
+std::string instructionsOf(const std::vector<Frame>& frames) {
+  std::string text;
+  for (const auto& frame : frames) {
+    text += text.empty() ? "" : " ";
+    text += std::to_string(frame.instruction) + ":" + std::to_string(frame.firstLine);
+  }
+  return text;
 }
 
 // Returns the details as elements of a JSON list. Texts are names of devices, reductions and
@@ -464,6 +475,31 @@ int FlightRecorder::rank() const {
   return state_->rank;
 }
 
+std::vector<FlightRecorder::Recent> FlightRecorder::recent(
+    const std::string& group, int64_t rank) const {
+  std::vector<Recent> found;
+  std::lock_guard lock(state_->mutex);
+  const Group* latest = nullptr;
+  const auto& slots = state_->slots;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const auto& slot = slots[(state_->next + slots.size() - 1 - i) % slots.size()];
+    if (slot.record == nullptr || !slot.record->isCollective()) {
+      continue;
+    }
+    const auto& in = *slot.group;
+    if (latest == nullptr && std::get<0>(in.name) == group &&
+        in.ranks[in.rank] == static_cast<uint64_t>(rank)) {
+      latest = &in;
+    }
+    if (&in == latest) {
+      const auto& record = *slot.record;
+      found.push_back({record.seq, record.op, record.thread->id, record.created, record.stack});
+    }
+  }
+  std::ranges::reverse(found);
+  return found;
+}
+
 std::string FlightRecorder::json(What what) const {
   EventPoller::askNow(kDriverPatience);
   const auto from = state_->snapshot();
@@ -509,15 +545,23 @@ std::string FlightRecorder::pickle(What what) const {
   }
   if (what.entries) {
     const auto entries = ring.getCollectiveTrace(/*includeStacktraces=*/false, !what.completed);
+    PythonFrames python(from->stacks.size());
     if (what.stacks) {
-      addFrames(entries, describeStacks(*from));
+      if (auto* const source = StackSource::get()) {
+        python = source->describe(from->stacks);
+      }
+      addFrames(entries, describeStacks(*from, python));
     }
     result.insert(c10d::entries_key, entries);
     auto details = c10d::new_list();
-    for (const auto& told : from->details) {
+    for (size_t i = 0; i < from->details.size(); ++i) {
+      const auto& told = from->details[i];
       auto detail = c10d::new_dict();
       for (const auto& [key, value] : told) {
         detail.insert(key, value);
+      }
+      if (!python[i].empty()) {
+        detail.insert(kInstructions, instructionsOf(python[i]));
       }
       details.push_back(detail);
     }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "recorder/OpRecord.hpp"
@@ -60,6 +61,18 @@ class FlightRecorder {
 
   // Returns this process's global rank, which the first group has set, or -1 without a group.
   int rank() const;
+
+  // One of the latest collectives of a group.
+  struct Recent {
+    uint64_t number = 0;  // among the group's collectives
+    const char* op = "";
+    std::thread::id thread;
+    int64_t created = 0;  // time of its issue, in ns since the epoch
+    Stack stack;          // Python's, or null
+  };
+  // Returns the latest collectives of this process's rank `rank`, a global one, in the group, the
+  // oldest first. If there have been several groups of this name, those of the latest.
+  std::vector<Recent> recent(const std::string& group, int64_t rank) const;
 
   struct What {
     bool entries = true;

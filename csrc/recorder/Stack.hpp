@@ -12,6 +12,8 @@ struct Frame {
   std::string name;
   std::string file;
   int64_t line = 0;
+  int64_t instruction = 0;  // offset in the function's bytecode
+  int64_t firstLine = 0;    // of the function
 };
 
 using Stack = std::shared_ptr<const void>;  // null if the thread had no Python stack

@@ -4,6 +4,7 @@
 #include <limits>
 #include <tuple>
 
+#include "monitor/Parting.hpp"
 #include "monitor/Printable.hpp"
 
 namespace torchcomms_pg::status {
@@ -406,7 +407,13 @@ Job::Finding Job::judge(const Group& group, int asking, const OpInFlight& op) co
   request.queued = group.any->queues;
   request.mayHaveEnded = op.endsUnseen;
   request.compileLeftMs = std::numeric_limits<int64_t>::max();
-  return {asking, &op, torchcomms_pg::judge(request, answers, silent)};
+  Finding finding{asking, &op, torchcomms_pg::judge(request, answers, silent)};
+  for (const auto& [rank, member] : group.members) {
+    if (finding.verdict.parting.empty() && finding.verdict.extensionMs == 0) {
+      addParting(finding.verdict, member.told->parting);
+    }
+  }
+  return finding;
 }
 
 std::string Job::heldUpBy(const Group& group, const Finding& finding) const {

@@ -113,6 +113,8 @@ class Report {
       json.field("waits_for", global(group, finding.verdict.missing));
       json.field("behind", global(group, finding.verdict.ranks));
       json.field("prolonged", finding.verdict.extensionMs > 0);
+      const auto& parting = finding.verdict.parting;
+      json.fieldOfJson("parted_at", parting.empty() ? "[]" : parting.substr(0, parting.find('\n')));
       json.field("verdict", printable(finding.verdict.text));
     });
   }

@@ -31,6 +31,11 @@ class Json {
     key(name);
     write(value);
   }
+  // Writes a field whose value is JSON already.
+  void fieldOfJson(const char* name, const std::string& json) {
+    key(name);
+    text_ += json;
+  }
   template <class Body>
   void objectField(const char* name, Body&& body) {
     key(name);

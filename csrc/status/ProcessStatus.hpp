@@ -73,7 +73,8 @@ struct MemberStatus {
   int64_t relaxedMs = 0;           // see RankStatus
   uint64_t inFlight = 0;           // number of operations; `ops` has the oldest and awaited ones
   std::vector<OpInFlight> ops;
-  Lateness lateness;  // this rank's latest judgement of the group; empty before
+  std::string parting;  // of a standing verdict, see Verdict; or ""
+  Lateness lateness;    // this rank's latest judgement of the group; empty before
 
   static void fields(auto& self, auto& visit) {
     visit(
@@ -92,6 +93,7 @@ struct MemberStatus {
         self.relaxedMs,
         self.inFlight,
         self.ops,
+        self.parting,
         self.lateness);
   }
 };

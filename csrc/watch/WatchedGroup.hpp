@@ -93,6 +93,11 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   bool closed() const override { return closed_.load(std::memory_order_acquire); }
 
   void leave(const std::string& how) const noexcept override;
+  std::string parting() const override {
+    const auto diagnosis = this->diagnosis();
+    return diagnosis ? diagnosis->parting() : "";
+  }
+
   void check(Clock::time_point now) noexcept override;
   void abortInFlight(const char*) noexcept override {}
   std::string failureMessage() const override { return ""; }

@@ -1,11 +1,15 @@
 """Where ranks have parted: the decision that has sent them to different operations."""
 
 import pathlib
+import re
 import sys
 
 import pytest
+import torch
 
-from harness import lockstep
+from failures.test_watch import LIMIT, SOON, verdicts
+from harness import lockstep, parting_rank
+from harness.ranks import Ranks, wait_for
 from torchcomms_pg.parting import branches, inquiry, positions
 
 FOLDER = pathlib.Path(__file__).parent / "partings"
@@ -68,7 +72,7 @@ def test_the_ranks_parted_at_the_marked_line_or_nothing_is_said(path):
     assert sorted(place.line for place in found[0].places) == right, found[1]
 
 
-LONG_AGO = """
+LONG_AGO = '''
 def valid_loss(at, valid):
     if not valid:  # parted
         return
@@ -84,7 +88,7 @@ def main(at):
         valid_loss(at, valid=not (at.rank == 1 and step == 200))
         at.all_reduce(at.ones(1))
     at.barrier()
-"""
+'''
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring is of Python 3.12")
@@ -109,3 +113,49 @@ def test_a_branch_that_went_against_its_habit_is_named_a_thousand_operations_lat
     code = found.branch.code
     flow = positions.Sources().flow(code)
     assert [flow.line(found.branch.place)] == marked(path)
+
+
+# Programs whose partings are of different kinds.
+ON_RANKS = [
+    "early_return",
+    "data_ends_earlier",
+    "finally_after_exception",
+    "table_of_handlers",
+    "three_ranks_one_returns",
+    "parted_long_before",
+    "quiet_slow_rank",
+]
+
+
+def parted_on_ranks(path, watched):
+    """The places of the verdict, and the verdict, of ranks that run the program."""
+    world = getattr(lockstep.load(path), "WORLD", 2)
+    with Ranks(world, init=False) as ranks:
+        ranks.start(parting_rank.run, str(path), watched, ranks.store_args(), world, LIMIT)
+        assert wait_for(lambda: verdicts(ranks, 0), SOON), ranks.output(0)
+        text = verdicts(ranks, 0)[0]
+        if not watched:
+            outcome = ranks.wait(ranks=[0])[0]
+            assert outcome.value is not None, outcome
+            places, error = outcome.value
+            assert text.partition("torchcomms_pg: ")[2] in error
+            return places, text
+    found = re.findall(r"(\S+\.py):(\d+) in \w+: `", text)
+    return [(pathlib.Path(file).name, int(line)) for file, line in found], text
+
+
+@pytest.mark.beyond_gloo
+@pytest.mark.parametrize("watched", [False, True], ids=["torchcomms", "watched"])
+@pytest.mark.parametrize("program", ON_RANKS)
+def test_a_verdict_of_ranks_names_the_marked_line(program, watched):
+    if watched and torch.__version__ < "2.14":
+        pytest.skip("c10d has hooks from torch 2.14 on")
+    path = FOLDER / f"{program}.py"
+    right = [(path.name, line) for line in marked(path)]
+    for _ in range(3):
+        places, text = parted_on_ranks(path, watched)
+        assert places in (right, []), text
+        if places == right:
+            break
+    assert places == right, text  # a rank without a core is not waited for
+    assert ("the ranks parted at" in text) == bool(right)

@@ -19,6 +19,7 @@
 #include "Locales.hpp"
 #include "monitor/Compiling.hpp"
 #include "monitor/HangDiagnosis.hpp"
+#include "monitor/PartingQuestion.hpp"
 #include "monitor/Printer.hpp"
 
 using namespace torchcomms_pg;
@@ -193,6 +194,56 @@ std::string ranksOf(const Verdict& verdict) {
 }
 
 }  // namespace
+
+TEST(twoRanksAloneAreAskedWhereTheyPartedAndEachReaderOfTheVerdictIsToldTheSame) {
+  static std::mutex mutex;
+  static std::vector<std::string> asked;
+  static bool silent = false;
+  asked.clear();
+  // Python's part: the last step returns the result.
+  PartingQuestion::setSource([](const PartingQuestion::Asked& question) -> std::string {
+    std::lock_guard lock(mutex);
+    std::string text = question.step + " " + question.group + " " +
+                       std::to_string(question.number) + " on " + std::to_string(question.rank);
+    for (const auto& each : question.texts) text += "|" + each;
+    asked.push_back(text);
+    if (question.step == "tell" && silent) std::this_thread::sleep_for(std::chrono::seconds(3));
+    if (question.step == "conclude") {
+      return "[[\"a.py\", 7, \"f\", \"if x:\"]]\nthe ranks parted at a.py:7\n  now x";
+    }
+    return question.step;
+  });
+  for (const bool isSilent : {false, true}) {
+    silent = isSilent;
+    Group group(3);
+    for (int rank : {0, 2}) issue(group.answers[rank], 3);
+    issue(group.answers[1], 2);
+    for (int rank : {0, 2}) {
+      group.answers[rank].current = "all_reduce #3 (8 x Float)";
+      group.answers[rank].currentSeq = 3;
+      group.answers[rank].signature = "all_reduce Float";
+    }
+    const auto begun = Clock::now();
+    const auto verdict = group.ask(0, questionOn(3));
+    CHECK_EQUAL(ranksOf(verdict), "1 ");
+    CHECK_EQUAL(group.ranks[1]->awaitOthers().value().text, verdict.text);
+    if (isSilent) {
+      CHECK(Clock::now() - begun < milliseconds(2900));
+      CHECK_EQUAL(verdict.parting, "");
+      break;
+    }
+    CHECK_CONTAINS(verdict.text, "\n  the ranks parted at a.py:7\n    now x\n  rank 1: ");
+    CHECK_EQUAL(group.ranks[1]->awaitOthers().value().parting, verdict.parting);
+    std::lock_guard lock(mutex);
+    const std::vector<std::string> wanted{
+        "tell g 3 on 1|",
+        "compare g 3 on 0|tell|rank 0|rank 0|rank 1|rank 1",
+        "read g 3 on 1|compare",
+        "conclude g 3 on 0|read"};
+    CHECK(asked == wanted);
+  }
+  PartingQuestion::setSource(nullptr);
+}
 
 TEST(theRankThatHasNotIssuedTheOperationIsNamedToAllWhoAsk) {
   for (const int heard : {0, 1, 2}) {

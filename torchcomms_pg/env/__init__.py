@@ -58,6 +58,12 @@ VARIABLES = (
         "it up, long before its timeout; nothing is aborted",
     ),
     Variable(
+        "TORCHCOMMS_PG_BRANCHES",
+        "false",
+        "whether the program's branches are recorded, for verdicts on hangs that began long before "
+        "(Python 3.12 and later), see failures.md; read by import torchcomms_pg",
+    ),
+    Variable(
         "TORCHCOMMS_PG_LATE_WARNING",
         "true",
         "whether a line on stderr names a rank that the others always wait for, see lateness.md",
@@ -471,6 +477,15 @@ def watch() -> bool:
         ValueError: TORCHCOMMS_PG_WATCH is neither true nor false.
     """
     return read_bool("TORCHCOMMS_PG_WATCH", default=False)
+
+
+def branches() -> bool:
+    """Returns whether the program's branches are recorded.
+
+    Raises:
+        ValueError: TORCHCOMMS_PG_BRANCHES is neither true nor false.
+    """
+    return read_bool("TORCHCOMMS_PG_BRANCHES", default=False)
 
 
 def set_watch() -> None:

@@ -1,0 +1,60 @@
+#include "monitor/PartingQuestion.hpp"
+
+#include <mutex>
+#include <system_error>
+#include <utility>
+
+#include "base/ExitGuard.hpp"
+#include "base/NeverDestroyed.hpp"
+#include "base/Thread.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+PartingQuestion::Source*& answers() {
+  static PartingQuestion::Source* set = nullptr;
+  return set;
+}
+
+}  // namespace
+
+struct PartingQuestion::State {
+  std::mutex mutex;
+  std::optional<std::string> answer;
+
+  void give(std::string text) {
+    std::lock_guard lock(mutex);
+    answer = std::move(text);
+  }
+};
+
+void PartingQuestion::setSource(Source set) {
+  answers() = set ? &neverDestroyed<Source>(std::move(set)) : nullptr;
+}
+
+bool PartingQuestion::known() {
+  return answers() != nullptr;
+}
+
+PartingQuestion::PartingQuestion(Asked asked) : state_(std::make_shared<State>()) {
+  auto unfinished = ExitGuard::begin();
+  if (answers() == nullptr || !unfinished) {
+    state_->give("");
+    return;
+  }
+  try {
+    startDetached("tcpg_parting", [unfinished, state = state_, asked = std::move(asked)] {
+      state->give((*answers())(asked));
+    });
+  } catch (const std::system_error&) {
+    state_->give("");  // no thread can be started
+  }
+}
+
+std::optional<std::string> PartingQuestion::answer() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->answer;
+}
+
+}  // namespace torchcomms_pg
