@@ -11,7 +11,7 @@ from torch.distributed import DistBackendError
 class PartedAt(NamedTuple):
     """A statement at which ranks took different ways.
 
-    ``file`` and ``line`` (from 1) are where it is, ``function`` is the name of the function around
+    ``file`` and ``line`` (from 1) are its place, ``function`` is the name of the function around
     it, and ``statement`` the first line of its source.
     """
 

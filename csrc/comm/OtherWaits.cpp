@@ -130,7 +130,7 @@ std::vector<Wait> ofDiagnosis() {
   for (const auto& entry : current()) {
     Wait wait;
     wait.text = entry->wait.text + ", called at " + entry->wait.calledAt;
-    wait.members = entry->wait.ranks;
+    wait.members = runsOf(entry->wait.ranks);
     waits.push_back(std::move(wait));
   }
   return waits;

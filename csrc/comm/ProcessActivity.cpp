@@ -23,6 +23,7 @@
 #include "monitor/Compiling.hpp"
 #include "monitor/Monitor.hpp"
 #include "monitor/Printer.hpp"
+#include "monitor/PythonStackDump.hpp"
 #include "status/JobReport.hpp"
 #include "status/LocalProcesses.hpp"
 #include "status/RasEvents.hpp"
@@ -194,8 +195,7 @@ void describeMember(
       if (op.collective && op.seq <= told.collectives) {
         told.collectives = op.seq - 1;  // collectives end in order
       }
-      const bool awaited = isAwaited(entry) && !told.queues;
-      const bool waits = awaited || (told.queues && &entry == &ops.front()) || mayBeAwaited(entry);
+      const bool waits = mayBeAwaited(group, ops, entry);
       if (told.ops.size() >= (waits ? kMostOps : kOldest)) {
         continue;
       }
@@ -207,8 +207,8 @@ void describeMember(
       flying.timeoutMs = op.timeout.count();
       flying.waits = waits;
       flying.endsUnseen = isPointToPoint(op.kind) && group.endsUnseen();
-      flying.wait = describeWait(group, ops, op, told.key, /*here=*/false);
-      flying.wait.indirect = !awaited;
+      flying.stand = standOf(group, entry);
+      flying.wait = describeWait(group, ops, entry, told.key, /*here=*/false);
       if (op.recording && op.recording->stack()) {
         stacks.push_back(op.recording->stack());
         lines.push_back({place, activity.groups.size(), told.ops.size()});
@@ -263,6 +263,7 @@ status::Description describeProcess() {
   for (const auto& [number, groups] : ranks) {
     status::RankActivity activity;
     activity.rank = number;
+    activity.mainThread = threads ? 0 : PythonStackDump::mainThread();
     std::map<uint64_t, int> keys;  // groups of one key cannot be told apart
     for (const auto* const each : groups) {
       ++keys[each->group->key()];

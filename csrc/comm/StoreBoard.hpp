@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/StoreValue.hpp"
+#include "base/StoreValue.hpp"
 #include "monitor/HangDiagnosis.hpp"
 
 namespace torchcomms_pg {

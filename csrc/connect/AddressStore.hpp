@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/StoreValue.hpp"
 #include "base/TorchCompat.hpp"
-#include "comm/StoreValue.hpp"
 
 namespace torchcomms_pg {
 

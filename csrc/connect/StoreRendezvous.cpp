@@ -7,8 +7,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/StoreValue.hpp"
 #include "base/TextStreams.hpp"
-#include "comm/StoreValue.hpp"
 #include "host/Interrupt.hpp"
 
 namespace torchcomms_pg {

@@ -6,7 +6,7 @@
 
 #include "base/ExitGuard.hpp"
 #include "base/SharedPatience.hpp"
-#include "comm/StoreValue.hpp"
+#include "base/StoreValue.hpp"
 #include "host/Interrupt.hpp"
 #include "monitor/Monitor.hpp"
 

@@ -143,7 +143,7 @@ class DiagnosisProtocol {
     std::map<int, RankStatus> answers;
     int64_t told = 0;  // number of ranks that had answered at the last look
     std::optional<Verdict> verdict;
-    bool own = false;  // `verdict` is this rank's
+    bool own = false;                // `verdict` is this rank's
     std::optional<Parting> parting;  // the leader's
     PartingAnswers partingAnswers;
     bool listens = false;  // the next look is for the leader's questions, not for the verdict

@@ -9,7 +9,7 @@ namespace torchcomms_pg {
 
 namespace {
 
-// The leader asks the other rank twice: where it is, then for values.
+// The leader asks the other rank twice: for its place, then for values.
 constexpr int kQuestions = 2;
 
 struct Message {

@@ -21,7 +21,7 @@ void addParting(Verdict& verdict, const std::string& parting);
 class Parting {
  public:
   // Chooses the rank to compare with: one that others wait for, or that calls something else. If
-  // there is none, the talk is over at once. `prefix`: of the round's keys.
+  // no such rank exists, the talk is over at once. `prefix`: of the round's keys.
   Parting(
       const DiagnosisRequest& request,
       const std::map<int, RankStatus>& answers,

@@ -16,10 +16,10 @@ class PartingQuestion {
  public:
   // Texts that two ranks exchange are Python's alone (torchcomms_pg/parting).
   struct Asked {
-    // "tell": returns where this rank has been and is. "compare": compares this with what the peer
-    // has told, and returns what to read on the peer, or "" if nothing is known. "read": returns
-    // what was asked for. "conclude": returns where the ranks parted, a line of JSON and
-    // then lines for people; or "".
+    // "tell": returns this rank's places, earlier ones and the latest. "compare": compares this
+    // with what the peer has told, and returns what to read on the peer, or "" if nothing is known.
+    // "read": returns what was asked for. "conclude": returns where the ranks parted, a line of
+    // JSON and then lines for people; or "".
     std::string step;
     std::string group;
     uint64_t number = 0;             // of the collective in which a rank waits
@@ -36,7 +36,7 @@ class PartingQuestion {
   // Starts to ask in a separate thread.
   explicit PartingQuestion(Asked asked);
 
-  // Returns the answer, or nullopt as long as there is none.
+  // Returns the answer, or nullopt if Python has not answered yet.
   std::optional<std::string> answer() const;
 
  private:

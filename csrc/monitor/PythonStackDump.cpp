@@ -67,26 +67,29 @@ void forgetReading() {
   known.lines.clear();
 }
 
-// Starts to read in a separate thread, unless a reading has begun within kReading.
+// Starts to read in a separate thread. If no thread can be started, reads in this one, for at most
+// a second. Does nothing if a reading has begun within kReading.
 void beginReading() {
   auto& known = reading();
-  std::lock_guard lock(known.mutex);
+  std::unique_lock lock(known.mutex);
   const auto now = std::chrono::steady_clock::now();
   auto unfinished = ExitGuard::begin();
   if (!unfinished || (known.begun && now - *known.begun < PythonStackDump::kReading)) {
     return;
   }
   known.begun = now;
+  const auto read = [unfinished, &known, holds = known.holds] {
+    auto lines = source()->askWithoutGil();
+    std::lock_guard locked(known.mutex);
+    if (holds == known.holds) {
+      known.lines = std::move(lines);
+    }
+  };
+  lock.unlock();
   try {
-    startDetached("tcpg_stacks", [unfinished, &known, holds = known.holds] {
-      auto lines = source()->askWithoutGil();
-      std::lock_guard locked(known.mutex);
-      if (holds == known.holds) {
-        known.lines = std::move(lines);
-      }
-    });
+    startDetached("tcpg_stacks", read);
   } catch (const std::system_error&) {
-    // No thread can be started: nobody reads.
+    read();  // no thread can be started
   }
 }
 
@@ -150,7 +153,11 @@ PythonStackDump::PythonStackDump(Stacks stacks)
           state->told = std::move(told);
         });
   } catch (const std::system_error&) {
-    state_->told = Told{"no thread can be started to ask Python", none};
+    beginReading();
+    const auto seen = seenWithoutGil();
+    state_->told = Told{
+        "no thread can be started to ask Python" + (seen.empty() ? "" : "; its stacks:\n" + seen),
+        none};
   }
 }
 

@@ -71,7 +71,7 @@ class FlightRecorder {
     Stack stack;          // Python's, or null
   };
   // Returns the latest collectives of this process's rank `rank`, a global one, in the group, the
-  // oldest first. If there have been several groups of this name, those of the latest.
+  // oldest first. If several groups have had this name, the latest one's.
   std::vector<Recent> recent(const std::string& group, int64_t rank) const;
 
   struct What {

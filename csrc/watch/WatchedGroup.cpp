@@ -7,7 +7,6 @@
 #include <numeric>
 
 #include "base/ExitGuard.hpp"
-#include "comm/ErrorFile.hpp"
 #include "comm/LeftWords.hpp"
 #include "comm/Peer.hpp"
 #include "comm/ProcessTotals.hpp"
@@ -479,9 +478,6 @@ void WatchedGroup::finish(
     return;
   }
   const auto& op = watched.operation();
-  if (!completed && !closed()) {
-    tellError(op);
-  }
   op.recording->end(completed, duration, -1);
   if (!op.async && !queues()) {
     inFlight_.totals().noteWait(op.kind, lasted);
@@ -573,36 +569,6 @@ c10::intrusive_ptr<c10d::Store> WatchedGroup::store() const {
 void WatchedGroup::leave(const std::string& how) const noexcept {
   if (const auto store = this->store()) {
     left_words::leave(store, rank_, how, inFlight_);
-  }
-}
-
-void WatchedGroup::tellError(const Operation& op) noexcept {
-  const auto store = this->store();
-  auto unfinished = ExitGuard::begin();
-  if (!store || !unfinished || erred_.exchange(true)) {
-    return;
-  }
-  try {
-    // The thread keeps the store, since the program may destroy the group at once.
-    Monitor::get().runDetached([unfinished = std::move(unfinished),
-                                store,
-                                group = group_,
-                                size = size_,
-                                what = describe(op),
-                                number = group_.numberOf(rank_),
-                                rank = static_cast<int>(globalRanks()[rank_])] {
-      std::vector<int> ranks(size);
-      std::iota(ranks.begin(), ranks.end(), 0);
-      const auto words = left_words::tell(store, ranks, group);
-      if (!words.empty()) {
-        const auto text = what + " of group '" + group.name + "' has failed" + words;
-        printLine("[rank " + number + "] torchcomms_pg: " + text);
-        error_file::write(text);
-      }
-      process_recorder::dumpAfterFailure(rank);
-    });
-  } catch (const std::exception&) {
-    // No thread can be started.
   }
 }
 

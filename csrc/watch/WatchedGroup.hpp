@@ -127,9 +127,6 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   // Python is being asked.
   bool forgetRaised(Clock::time_point now, bool wanted);
   void dump();
-  // Prints that the backend has ended `op` by an error, and the words that ranks have left, if any.
-  // Has an effect once.
-  void tellError(const Operation& op) noexcept;
   c10::intrusive_ptr<c10d::Store> store() const;
 
   const Group group_;
@@ -151,8 +148,6 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   AtomicShared<StatusPart> status_;
 
   std::atomic<bool> asking_{false};  // the device's thread polls operations that threads wait for
-
-  std::atomic<bool> erred_{false};  // an operation has ended by an error
 
   mutable std::mutex mutex_;
   c10::intrusive_ptr<c10d::Store> store_;  // the group's part; null if closed or not opened

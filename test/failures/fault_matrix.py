@@ -153,8 +153,12 @@ class Cell:
             yield f"ended with exit code {code}: {output[-1500:]}"
         elif "torchcomms_pg ends this process" not in output:
             yield f"does not say why it ends: {output[-1500:]}"
-        elif rank != CULPRIT and not re.search(FAULTS[self.fault], output):
+        elif rank != CULPRIT and not re.search(FAULTS[self.fault], self._said(rank)):
             yield f"does not say what is promised: {output[-1500:]}"
+
+    def _said(self, rank):
+        """What the rank has printed, and its verdicts, whole."""
+        return "\n".join([self.ranks.output(rank), *self.ranks.verdicts(rank)])
 
     def _raised(self, rank, error, text, took, afterwards):
         guilty = rank == CULPRIT

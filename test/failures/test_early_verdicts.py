@@ -161,18 +161,6 @@ def test_a_rank_that_leaves_a_group_says_where_and_why(started, tmp_path, how):
     assert not (tmp_path / "dump_error1").exists()
 
 
-@pytest.mark.parametrize("backend", [WATCHED])
-def test_the_watch_says_why_a_backend_has_failed_an_operation(started, backend):
-    with started(2) as ranks:
-        ranks.start(rank_1_leaves, ranks.store_args(), 2, backend, "raise")
-        check(ranks.wait())
-        line = (
-            r"all_reduce #5 \(1 x Float.*\) of group '\w+' has failed; rank 1 destroyed the group "
-            r"at .*test_early_verdicts.py:\d+ in finish <- .*handling ValueError: sample 17"
-        )
-        assert wait_for(lambda: re.search(line, ranks.output(0)), SOON), ranks.output(0)
-
-
 def groups_in_another_order(args, world, backend):
     store, rank = join(args, world, backend, AFTER)
     report("joined")

@@ -106,10 +106,13 @@ def test_sigterm_names_the_missing_rank_and_its_line_before_a_later_handler(star
 
         # A rank that is stopped, or gets no core, does not tell its line in time.
         assert wait_for(said, SOON), ranks.output(0)
+        if backend == "gloo":  # Python's handlers run when its call has returned
+            ranks.tell(1, "go on")
         assert wait_for(lambda: ranks.output(0).count("handled") == sent, SOON), ranks.output(0)
         output = ranks.output(0)
         assert output.rindex("handled") > re.search(named, output).start()
-        ranks.tell(1, "go on")
+        if backend != "gloo":
+            ranks.tell(1, "go on")
         check(ranks.wait())
 
 

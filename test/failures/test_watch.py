@@ -71,6 +71,7 @@ def all_say(ranks, words, who=None, stopped=False):
         said = lambda: [text for text in ranks.verdicts(rank) if re.search(words, text)]  # noqa: E731
         other = lambda: not stopped and "did not answer" in "".join(ranks.verdicts(rank))  # noqa: E731
         assert wait_for(lambda: said() or other(), SOON), ranks.output(rank)
+        wait_for(lambda: not said() or not said()[0].endswith(" prints the rest)"), SOON)
         if not said() or "too little CPU time" in said()[0]:
             raise NotAnsweredError(ranks.output(rank))
         found.append(said()[0])
@@ -426,7 +427,9 @@ def test_of_a_group_that_is_destroyed_the_verdict_is_said_to_be_over():
         ranks.wait_report(0)
         all_say(ranks, "rank 1 has not arrived at all_reduce #2")
         ranks.tell(0, "destroy")
-        all_say(ranks, "verdict on group '0' is over: the group has been destroyed", who=[0])
+        # The backend may end the operation first, with an error.
+        over = "is over: (the group has been destroyed|all_reduce #2 .* has ended)"
+        all_say(ranks, over, who=[0])
         ranks.tell(1, "go on")
         check(ranks.wait())
 
@@ -461,7 +464,7 @@ def test_a_message_that_no_thread_waits_for_accuses_nobody_and_is_not_where_its_
         ranks.tell(1, "reduce")
         for verdict in all_say(ranks, "rank 0 has not arrived at all_reduce #2"):
             assert "rank 0: last completed all_reduce #1" in verdict
-            assert "in stays_away" in verdict and "recv" not in verdict
+            assert "in stays_away" in verdict and not re.search(r"\brecv\b", verdict)
         ranks.tell(0, "go on")
         ranks.tell(0, "reduce")
         ranks.wait_report(1)
@@ -740,7 +743,7 @@ def test_ranks_that_give_one_name_to_other_members_are_told_when_they_make_the_g
         found = lambda: re.findall(warning, ranks.output(1) + ranks.output(2))  # noqa: E731
         assert wait_for(found, SOON), ranks.output(1) + ranks.output(2)
         lists = {"1": "1-2", "2": "0, 2"}
-        ((rank, own, first, theirs),) = found()
+        ((rank, own, first, theirs),) = set(found())  # Gloo may serve two types of devices
         assert {rank, first} == {"1", "2"}
         assert (lists[rank], lists[first]) == (own, theirs)
         for rank in range(3):
@@ -780,33 +783,6 @@ def test_operations_of_two_threads_have_different_numbers_after_a_call_that_rais
         first, second = (outcome.value for outcome in outcomes)
         assert second == [2, 3]
         assert len(set(first)) == len(first) == 2, first
-
-
-def serves_the_store_and_ends(args, world):
-    """Rank 0 serves the store and ends first; rank 1 goes on without the threads that used it."""
-    shared, rank = connect_store(*args), int(os.environ["RANK"])
-    if rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        shared.set("port", str(store.port))
-    else:
-        store = dist.TCPStore("127.0.0.1", int(shared.get("port")), is_master=False)
-    torchcomms_pg.watch(timeout=datetime.timedelta(seconds=60))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    dist.all_reduce(torch.ones(7))
-    users = {"tcpg_bell", "tcpg_hosts"}
-    assert wait_for(lambda: users <= set(library_threads()), 20), library_threads()
-    meet(shared, "joined", world)
-    if rank == 0:
-        os._exit(0)
-    assert wait_for(lambda: not users & set(library_threads()), 20), library_threads()
-
-
-def test_a_store_that_ends_first_makes_no_thread_of_the_watch_print():
-    with Ranks(2, init=False) as ranks:
-        ranks.start(serves_the_store_and_ends, ranks.store_args(), 2)
-        check(ranks.wait(ranks=[1]))
-        printed = ranks.output(1)
-        assert not re.search("TCPStore|socket|Exception raised from", printed), printed
 
 
 @on_own_ranks(2, init=False)

@@ -3,6 +3,7 @@
 import datetime
 import os
 import pathlib
+import threading
 import types
 
 import torch
@@ -41,11 +42,19 @@ def run(path, watched, args, world, limit):
         barrier=dist.barrier,
         away=lambda: (report("away"), receive()),
     )
+    ended = []
+    # The frames of a thread of its own begin as a program's do, and not in the pool of ranks.
+    thread = threading.Thread(target=lambda: ended.append(_error_of(path, at)))
+    thread.start()
+    thread.join()
+    return ended[0]
+
+
+def _error_of(path, at):
     try:
         lockstep.load(pathlib.Path(path)).main(at)
         dist.barrier()
     except torchcomms_pg.CommError as error:
-        return [(pathlib.Path(place.file).name, place.line) for place in error.parted_at], str(
-            error
-        )
+        places = [(pathlib.Path(place.file).name, place.line) for place in error.parted_at]
+        return places, str(error)
     return None
