@@ -27,7 +27,7 @@ def leave(names: list[str]) -> None:
     _C.leave_word(f"destroyed the group at {python_stacks.caller()}{handling}", names)
 
 
-def _destroy(original: Any, group: dist.ProcessGroup | None = None) -> Any:
+def _destroy(original: Any, group: Any = None) -> Any:
     if group is not dist.GroupMember.NON_GROUP_MEMBER and dist.is_initialized():
         ends_all = group is None or group is dist.group.WORLD
         ended = list(c10d._world.pg_map) if ends_all else [group]
