@@ -40,9 +40,9 @@ def run_program(port, prefix, world, name, backend, warm, hangs):
     gpus.start(backend, port, prefix, world)
     make, comms = dist.new_group, []
 
-    def new_group(*args, backend=None):
-        group = make(*args, backend=backend)
-        if group is not dist.GroupMember.NON_GROUP_MEMBER and backend is None:
+    def new_group(*args):
+        group = make(*args)
+        if group is not dist.GroupMember.NON_GROUP_MEMBER:
             prepare(group)
         return group
 
@@ -106,15 +106,6 @@ def test_communicators_of_two_ranks_are_waited_for_by_the_host(name):
     stuck = [outcome.hung or "wait timeout" in outcome.error for outcome in found]
     assert all(stuck), [outcome.error or outcome.died for outcome in found]
     assert not has_failed(outcomes(name, "torchcomms", hangs=False))
-
-
-@pytest.mark.slow
-def test_a_first_batch_waits_for_a_rank_that_never_comes():
-    """The communicator is made by the batch, and needs all ranks."""
-    backend = "nccl-legacy" if torch.__version__ >= "2.14" else "nccl"
-    found = outcomes("an_idle_rank_skips_the_first_batch", backend, hangs=True, warm=False)
-    stuck = [outcome.hung or "wait timeout" in outcome.error for outcome in found[:2]]
-    assert all(stuck), [outcome.error or outcome.died for outcome in found]
 
 
 @pytest.mark.parametrize("backend", ["nccl", "torchcomms"])
