@@ -185,8 +185,10 @@ def timeouts_have_a_default() -> None:
 
     def get(original: Any, backend: str) -> datetime.timedelta:
         given = env.group_timeout()
+        if given is None:
+            return original(backend)
         ours = "torchcomms" in backend or ("gloo" in backend and env.as_gloo())
-        return given if given is not None and ours else original(backend)
+        return given if ours else original(backend)
 
     replace([c10d], "_get_default_timeout", get)
 

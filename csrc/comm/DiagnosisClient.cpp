@@ -293,7 +293,7 @@ void DiagnosisClient::answer(Clock::time_point now) {
 
 void DiagnosisClient::leave(const std::string& how) const noexcept {
   if (store_ && !comm_.failureState().get()) {
-    left_words::leave(store_, comm_.rank(), how, comm_.inFlight());
+    left_words::leave(store_, comm_.rank(), comm_.size(), how, comm_.inFlight());
   }
 }
 

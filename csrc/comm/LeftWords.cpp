@@ -16,6 +16,7 @@ namespace torchcomms_pg::left_words {
 
 namespace {
 
+constexpr const char* kCount = "left";  // number of ranks that have left word
 constexpr Milliseconds kLeaving{300};
 constexpr Milliseconds kTelling{500};
 
@@ -49,15 +50,23 @@ std::string apart(Milliseconds patience, std::function<std::string()> body) noex
 void leave(
     const c10::intrusive_ptr<c10d::Store>& store,
     int rank,
+    int size,
     const std::string& how,
     const InFlightOps& inFlight) noexcept {
-  apart(kLeaving, [store, rank, how, last = inFlight.inspect([](const auto&, const auto& op) {
+  apart(kLeaving, [store, rank, size, how, last = inFlight.inspect([](const auto&, const auto& op) {
           return op.seq == 0 ? std::string() : ", after " + describe(op);
         })] {
     const auto now = std::chrono::system_clock::now().time_since_epoch();
-    StoreBoard(store).set(
+    StoreBoard board(store);
+    board.set(
         keyOf(rank),
         std::to_string(std::chrono::duration_cast<Milliseconds>(now).count()) + " " + how + last);
+    if (board.add(kCount, 1) == size) {  // no rank is left that could ask
+      for (int each = 0; each < size; ++each) {
+        board.erase(keyOf(each));
+      }
+      board.erase(kCount);
+    }
     return "";
   });
 }

@@ -12,10 +12,12 @@
 namespace torchcomms_pg::left_words {
 
 // Leaves the word of `rank`: `how` it ends the group, and the group's last operation that has
-// completed. Waits for the store for at most 300 ms, and raises no error.
+// completed. Waits for the store for at most 300 ms, and raises no error. The last of the group's
+// `size` ranks to leave erases all words.
 void leave(
     const c10::intrusive_ptr<c10d::Store>& store,
     int rank,
+    int size,
     const std::string& how,
     const InFlightOps& inFlight) noexcept;
 

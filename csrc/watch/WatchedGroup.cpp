@@ -554,7 +554,7 @@ c10::intrusive_ptr<c10d::Store> WatchedGroup::store() const {
 
 void WatchedGroup::leave(const std::string& how) const noexcept {
   if (const auto store = this->store()) {
-    left_words::leave(store, rank_, how, inFlight_);
+    left_words::leave(store, rank_, size_, how, inFlight_);
   }
 }
 
