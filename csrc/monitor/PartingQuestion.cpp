@@ -1,5 +1,6 @@
 #include "monitor/PartingQuestion.hpp"
 
+#include <atomic>
 #include <mutex>
 #include <system_error>
 #include <utility>
@@ -12,8 +13,8 @@ namespace torchcomms_pg {
 
 namespace {
 
-PartingQuestion::Source*& answers() {
-  static PartingQuestion::Source* set = nullptr;
+std::atomic<PartingQuestion::Source*>& answers() {
+  static std::atomic<PartingQuestion::Source*> set = nullptr;
   return set;
 }
 
@@ -45,7 +46,7 @@ PartingQuestion::PartingQuestion(Asked asked) : state_(std::make_shared<State>()
   }
   try {
     startDetached("tcpg_parting", [unfinished, state = state_, asked = std::move(asked)] {
-      state->give((*answers())(asked));
+      state->give((*answers().load())(asked));
     });
   } catch (const std::system_error&) {
     state_->give("");  // no thread can be started

@@ -21,7 +21,7 @@ namespace {
 
 // A thread that asks Python, until the end of the process.
 enum class Asks { looksAgainAndAgain, sleeps, hasTheGil };
-Asks asks;
+std::atomic<Asks> asks;
 
 PythonStackDump::Told ask(const PythonStackDump::Stacks&, const std::function<void()>& held) {
   if (asks == Asks::hasTheGil) held();
