@@ -1,6 +1,7 @@
 """The emulated CUDA keeps CUDA's promises, and torch's own nccl works over it."""
 
 import copy
+import contextlib
 import ctypes
 import os
 import pathlib
@@ -305,7 +306,8 @@ def test_an_emulator_that_was_built_for_another_torch_says_so(monkeypatch):
 
 def a_kernel_fails():
     values = torch.ones(3, device="cuda")
-    values[torch.tensor([5], device="cuda")]
+    with contextlib.suppress(RuntimeError):  # raised if the kernel has already run
+        values[torch.tensor([5], device="cuda")]
     with pytest.raises(RuntimeError, match="cudaErrorLaunchFailure"):
         torch.cuda.synchronize()
     with pytest.raises(RuntimeError, match="cudaErrorLaunchFailure"):
