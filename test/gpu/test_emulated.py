@@ -1,7 +1,7 @@
 """The emulated CUDA keeps CUDA's promises, and torch's own nccl works over it."""
 
-import copy
 import contextlib
+import copy
 import ctypes
 import os
 import pathlib
