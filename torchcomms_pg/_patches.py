@@ -185,10 +185,11 @@ def timeouts_have_a_default() -> None:
 
     def get(original: Any, backend: str) -> datetime.timedelta:
         given = env.group_timeout()
+        known: datetime.timedelta = original(backend)
         if given is None:
-            return original(backend)
+            return known
         ours = "torchcomms" in backend or ("gloo" in backend and env.as_gloo())
-        return given if ours else original(backend)
+        return given if ours else known
 
     replace([c10d], "_get_default_timeout", get)
 
