@@ -75,8 +75,9 @@ def answer(step: str, group: str, number: int, rank: int, texts: list[str]) -> s
         own = Side(_report(group, number, rank), *texts[1:3])
         asked = Inquiry(own, Side(other, *texts[3:5]), group, number, _is_primitive, _is_opaque)
         with _lock:
-            _open[key] = asked
             known = asked.found or _long_ago.get(key) is not None
+            if known:
+                _open[key] = asked
         return asked.questions()[1] if known else ""
     with _lock:
         asked = _open.pop(key)
