@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
+import sys
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, NamedTuple
@@ -597,6 +599,19 @@ def stack_with_frames(frame: FrameType | None) -> list[FrameType]:
     return frames[::-1]
 
 
+def _locals_of(frame: FrameType) -> dict[str, object]:
+    """Returns a frame's local variables, of which the frame itself then keeps none.
+
+    Before Python 3.13 a function's frame keeps the dictionary that it has given, and with it what
+    the function deletes later.
+    """
+    given = frame.f_locals
+    found = dict(given)
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        given.clear()
+    return found
+
+
 def _answer_one(reading: Reading, frames: Mapping[int, FrameType]) -> dict[str, Any] | None:
     stack = stack_with_frames(frames.get(reading.thread))
     if reading.level >= len(stack):
@@ -604,7 +619,7 @@ def _answer_one(reading: Reading, frames: Mapping[int, FrameType]) -> dict[str, 
     frame = stack[reading.level]
     if tuple(code_of(frame.f_code)) != tuple(reading.code):
         return None
-    names = {**frame.f_globals, **frame.f_locals}
+    names = {**frame.f_globals, **_locals_of(frame)}
     reads = {}
     for shown, text in reading.reads.items():
         try:
