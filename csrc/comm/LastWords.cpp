@@ -31,7 +31,7 @@ constexpr Milliseconds kAsking{450};
 constexpr Milliseconds kAnswering{600};
 
 constexpr Milliseconds kPrinting{100};
-constexpr Milliseconds kBetweenLooks{10};
+constexpr Milliseconds kBetweenReadings{10};
 
 struct Waiting {
   std::shared_ptr<GroupActivity> group;
@@ -91,7 +91,7 @@ std::string heldUp(const Waiting& waiting) {
 void sayLastWords(const sigterm::Kept& signal) {
   auto waiting = longest(signal.at);
   while (waiting && Clock::now() - waiting->op.issued < kLeastAge) {
-    std::this_thread::sleep_for(kBetweenLooks);
+    std::this_thread::sleep_for(kBetweenReadings);
     waiting = longest(signal.at);
   }
   if (waiting) {
