@@ -40,13 +40,14 @@ bool PartingQuestion::known() {
 
 PartingQuestion::PartingQuestion(Asked asked) : state_(std::make_shared<State>()) {
   auto unfinished = ExitGuard::begin();
-  if (answers() == nullptr || !unfinished) {
+  auto* source = answers().load();
+  if (source == nullptr || !unfinished) {
     state_->give("");
     return;
   }
   try {
-    startDetached("tcpg_parting", [unfinished, state = state_, asked = std::move(asked)] {
-      state->give((*answers().load())(asked));
+    startDetached("tcpg_parting", [unfinished, source, state = state_, asked = std::move(asked)] {
+      state->give((*source)(asked));
     });
   } catch (const std::system_error&) {
     state_->give("");  // no thread can be started

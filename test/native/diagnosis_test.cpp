@@ -196,25 +196,31 @@ std::string ranksOf(const Verdict& verdict) {
 }  // namespace
 
 TEST(twoRanksAloneAreAskedWhereTheyPartedAndEachReaderOfTheVerdictIsToldTheSame) {
-  static std::mutex mutex;
-  static std::vector<std::string> asked;
-  static bool silent = false;
-  asked.clear();
+  // Shared with the thread that asks a silent rank, which outlives this test.
+  struct Questions {
+    std::mutex mutex;
+    std::vector<std::string> asked;
+    std::atomic<bool> silent = false;
+  };
+  const auto questions = std::make_shared<Questions>();
   // Python's part: the last step returns the result.
-  PartingQuestion::setSource([](const PartingQuestion::Asked& question) -> std::string {
-    std::lock_guard lock(mutex);
+  PartingQuestion::setSource([questions](const PartingQuestion::Asked& question) -> std::string {
     std::string text = question.step + " " + question.group + " " +
                        std::to_string(question.number) + " on " + std::to_string(question.rank);
     for (const auto& each : question.texts) text += "|" + each;
-    asked.push_back(text);
-    if (question.step == "tell" && silent) std::this_thread::sleep_for(std::chrono::seconds(3));
+    {
+      std::lock_guard lock(questions->mutex);
+      questions->asked.push_back(text);
+    }
+    if (question.step == "tell" && questions->silent)
+      std::this_thread::sleep_for(std::chrono::seconds(3));
     if (question.step == "conclude") {
       return "[[\"a.py\", 7, \"f\", \"if x:\"]]\nthe ranks parted at a.py:7\n  now x";
     }
     return question.step;
   });
   for (const bool isSilent : {false, true}) {
-    silent = isSilent;
+    questions->silent = isSilent;
     Group group(3);
     for (int rank : {0, 2}) issue(group.answers[rank], 3);
     issue(group.answers[1], 2);
@@ -234,13 +240,13 @@ TEST(twoRanksAloneAreAskedWhereTheyPartedAndEachReaderOfTheVerdictIsToldTheSame)
     }
     CHECK_CONTAINS(verdict.text, "\n  the ranks parted at a.py:7\n    now x\n  rank 1: ");
     CHECK_EQUAL(group.ranks[1]->awaitOthers().value().parting, verdict.parting);
-    std::lock_guard lock(mutex);
+    std::lock_guard lock(questions->mutex);
     const std::vector<std::string> wanted{
         "tell g 3 on 1|",
         "compare g 3 on 0|tell|rank 0|rank 0|rank 1|rank 1",
         "read g 3 on 1|compare",
         "conclude g 3 on 0|read"};
-    CHECK(asked == wanted);
+    CHECK(questions->asked == wanted);
   }
   PartingQuestion::setSource(nullptr);
 }
