@@ -13,10 +13,12 @@ import xml.etree.ElementTree
 import pytest
 
 from harness import ROOT, TESTS, limits
-from harness.programs import PROGRAM_LIMIT
+
+# Seconds that a run of pytest may take. That of all cases waits for many processes to start.
+PYTEST_LIMIT = 200
 
 # The programs' timeouts of a second are shorter than a stop by harness/stress.py.
-pytestmark = pytest.mark.stops_ranks
+pytestmark = [pytest.mark.stops_ranks, pytest.mark.timeout(PYTEST_LIMIT + 20)]
 
 PROGRAMS = TESTS / "testing" / "programs"
 
@@ -34,7 +36,7 @@ def run_pytest(folder, *args, given="", **env):
         input=given,
         capture_output=True,
         text=True,
-        timeout=limits.grown(PROGRAM_LIMIT),
+        timeout=limits.grown(PYTEST_LIMIT),
     )
 
 

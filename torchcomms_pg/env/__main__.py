@@ -1,6 +1,6 @@
 """``python -m torchcomms_pg.env``: prints the variables with their values or defaults.
 
-With ``--markdown`` the command prints docs/variables.md.
+With ``--markdown`` the command prints the first half of docs/variables.md, up to the effects.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ PAGE = """\
 # Variables
 
 The environment variables that torchcomms_pg defines or takes over from torch's `nccl` and NCCL.
-This page is the output of `python -m torchcomms_pg.env --markdown`. Without the option the command
-shows the values in force. The variables of torchrun (`RANK`, `MASTER_PORT`) and of torch's Gloo
-(`GLOO_SOCKET_IFNAME`, `GLOO_DEVICE_TRANSPORT`) are also read, as torch reads them.
+`python -m torchcomms_pg.env` shows the values in force. The variables of torchrun (`RANK`,
+`MASTER_PORT`) and of torch's Gloo (`GLOO_SOCKET_IFNAME`, `GLOO_DEVICE_TRANSPORT`) are also read, as
+torch reads them.
 
-Variables are read when a group is created. [environment.md](environment.md) has the effect of each
-that torch's `nccl` knows, and of those that have none here. What a build reads is in the first
-lines of `setup.py`, what the tools read in those of `tools/_env`.
+Variables are read when a group is created. [Below](#beside-torchs-nccl) is the effect of each that
+torch's `nccl` knows, and of those that have none here. What a build reads is in the first lines of
+`setup.py`, what the tools read in those of `tools/_env`.
 
 | variable | default | meaning | since |
 |---|---|---|---|
@@ -28,7 +28,7 @@ lines of `setup.py`, what the tools read in those of `tools/_env`.
 
 
 def page() -> str:
-    """Returns docs/variables.md."""
+    """Returns the list of docs/variables.md, which its second half follows."""
     rows = (
         f"| `{each.name}` | {each.default} | {each.meaning} | {each.since} |\n"
         for each in VARIABLES
@@ -43,7 +43,9 @@ def main() -> None:
         description="Lists the environment variables that torchcomms_pg defines or takes over: "
         "their values or defaults, and their meanings.",
     )
-    parser.add_argument("--markdown", action="store_true", help="print them as docs/variables.md")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the list of docs/variables.md"
+    )
     if parser.parse_args().markdown:
         print(page(), end="")
         return
