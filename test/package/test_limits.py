@@ -11,11 +11,12 @@ from harness import limits, sampling
 from harness.programs import end_tree, run_program
 from harness.ranks import wait_for
 
+# Each writes its line at once: print makes two writes of it where output is not buffered.
 FAMILY = """
 import os, subprocess, sys
-worker = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
+worker = "import os, signal; os.write(1, b'%d\\\\n' % os.getpid()); signal.pause()"
 workers = [subprocess.Popen([sys.executable, "-c", worker], start_new_session=True) for _ in "ab"]
-print(os.getpid(), flush=True)
+os.write(1, b"%d\\n" % os.getpid())
 workers[0].wait()
 """
 
@@ -31,9 +32,11 @@ def gone(pid):
 
 def test_a_program_goes_with_the_sessions_that_it_has_started():
     with subprocess.Popen([sys.executable, "-c", FAMILY], stdout=subprocess.PIPE) as program:
-        pids = [int(program.stdout.readline()) for _ in range(3)]
-        assert program.pid in pids and not any(map(gone, pids))
-        end_tree(program.pid)
+        try:
+            pids = [int(program.stdout.readline()) for _ in range(3)]
+            assert program.pid in pids and not any(map(gone, pids))
+        finally:
+            end_tree(program.pid)
     assert wait_for(lambda: all(map(gone, pids)), 1), pids
 
 
