@@ -62,7 +62,7 @@ def answer(step: str, group: str, number: int, rank: int, texts: list[str]) -> s
     if step == "tell":
         return f"{write(_report(group, number, rank))}\n{_branches(group, rank)}"
     if step == "read":
-        return inquiry.answer(texts[0], sys._current_frames())
+        return inquiry.answer(texts[0], _frames())
     key = (group, rank)
     if step == "compare":
         told, _, ways = texts[0].partition("\n")
@@ -84,7 +84,7 @@ def answer(step: str, group: str, number: int, rank: int, texts: list[str]) -> s
         difference = _long_ago.pop(key, None)
     if difference is not None and number - difference.number >= _LONG_AGO:
         return _tell_branch(difference, number)
-    values = inquiry.answer(asked.questions()[0], sys._current_frames())
+    values = inquiry.answer(asked.questions()[0], _frames())
     parting = asked.conclude((values, texts[0]))
     return "" if parting is None else _told(parting)
 
@@ -119,8 +119,19 @@ def _told(parting: Parting) -> str:
     return f"{json.dumps(places)}\n{parting.text(python_stacks.line_name)}"
 
 
-def _report(group: str, number: int, rank: int) -> Report:
+def _frames() -> dict[int, FrameType]:
+    """Returns the innermost frame of each other thread.
+
+    With this thread's, which refers to what it is kept in, all would live until the garbage
+    collector runs, and with them what the program's functions have let go of by then.
+    """
     frames = sys._current_frames()
+    del frames[threading.get_ident()]
+    return frames
+
+
+def _report(group: str, number: int, rank: int) -> Report:
+    frames = _frames()
     operations = []
     known = {}
     for seq, name, thread, calls, _ in _C.recent_operations(group, rank):
