@@ -60,7 +60,7 @@ def replace(
 def record_batches() -> None:
     """Has recorders know which messages are of one batch, also where c10d issues each by itself.
 
-    It does so over a backend without coalescing, as groups in place of Gloo's are.
+    It does so over a backend without coalescing, such as Gloo, watched or replaced.
     """
 
     def batch_isend_irecv(original: Any, p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:

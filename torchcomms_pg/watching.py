@@ -20,7 +20,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from torchcomms_pg import _C, env, metrics, monitoring, python_stacks
 from torchcomms_pg._C import Backend
-from torchcomms_pg._patches import replace, unwrapped
+from torchcomms_pg._patches import record_batches, replace, unwrapped
 from torchcomms_pg.hooks import flight_recorder
 
 _watches: dict[str, _C.Watch] = {}  # by the group's name
@@ -64,6 +64,7 @@ def watch(group: dist.ProcessGroup | None = None, timeout: timedelta | None = No
     python_stacks.watch_over_monitor()
     _C.set_waiting_functions([inspect.unwrap(dist.send), inspect.unwrap(dist.recv)])
     _C.observe_waits(dist.Work)
+    record_batches()
     if group is not None:
         _begin(group, dist.get_process_group_ranks(group), timeout)
         return

@@ -8,9 +8,11 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <tuple>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "base/TorchCompat.hpp"
@@ -241,6 +243,23 @@ struct FlightRecorder::State {
     return told;
   }
 
+  // Returns the groups whose status a dump has. A process group is one for each of its types of
+  // device. Leaves out a group without operations if another one has its name and ranks: readers
+  // take it for a group whose ranks may differ from those listed for the name.
+  std::unordered_set<const Group*> listed() const {
+    std::unordered_set<const Group*> found;
+    std::set<std::tuple<const decltype(Group::name)&, const decltype(Group::ranks)&>> known;
+    for (const bool used : {true, false}) {
+      for (const auto& group : groups) {
+        if ((group.issued > 0) == used &&
+            (known.insert(std::tie(group.name, group.ranks)).second || used)) {
+          found.insert(&group);
+        }
+      }
+    }
+    return found;
+  }
+
   // A copy of this recorder in the form of c10d's recorder, the oldest entry first.
   struct Snapshot {
     Ring ring;
@@ -264,7 +283,11 @@ struct FlightRecorder::State {
     }
     to.pg_name_to_ranks_ = ranks;
     to.comm_lib_version_ = library;
+    const auto listed = this->listed();
     for (const auto& group : groups) {
+      if (!listed.contains(&group)) {
+        continue;
+      }
       auto status = std::make_shared<c10d::ProcessGroupStatus>();
       status->lastEnqueuedSeq = group.enqueued.load(std::memory_order_relaxed);
       status->lastStartedSeq = group.started.load(std::memory_order_relaxed);

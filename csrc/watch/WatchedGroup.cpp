@@ -12,6 +12,7 @@
 #include "comm/ProcessTotals.hpp"
 #include "comm/StoreBoard.hpp"
 #include "monitor/Printer.hpp"
+#include "recorder/MessageBatch.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
 namespace torchcomms_pg {
@@ -118,6 +119,12 @@ void compareMembers(
         "). These ranks meet under one name, so operations of the group hang or return wrong "
         "results. Call new_group on all ranks with the same ranks and in the same order");
   }
+}
+
+// Returns whether the results are in the inputs. Hooks then have no outputs, which torch's analyser
+// would compare with the inputs.
+bool inPlace(OpKind kind) {
+  return kind == OpKind::allReduce || kind == OpKind::broadcast || kind == OpKind::reduce;
 }
 
 }  // namespace
@@ -261,11 +268,18 @@ void WatchedGroup::record(WatchedOp& watched, const latest::PreHookArgs& args) {
   const auto& op = watched.operation();
   const bool message = isPointToPoint(op.kind);
   const auto* const what = recordedAs(op.kind, args);
+  OpRecord::Details details;
+  if (!message) {
+    details.root = hasRoot(op.kind) ? op.peer : -1;
+  } else if (const auto batch = MessageBatch::first(op.seq); batch > 0 || !queues()) {
+    details.batch = batch;  // on an accelerator c10d's coalescing, which no hook tells, may be open
+  }
   watched.recording().add(
       {.op = what,
        .seq = op.seq,
        .inputs = args.input_tensors,
-       .outputs = args.output_tensors,
+       .outputs = inPlace(op.kind) && args.output_tensors.empty() ? args.input_tensors
+                                                                  : args.output_tensors,
        .join = !message && what != kUnchecked,
        .timeout = op.timeout,
        .direction = !message                  ? OpRecord::Direction::none
@@ -273,7 +287,7 @@ void WatchedGroup::record(WatchedOp& watched, const latest::PreHookArgs& args) {
                                               : OpRecord::Direction::receive,
        .peer = message ? op.peer : -1,
        .started = !queues(),
-       .details = {.root = hasRoot(op.kind) ? op.peer : -1}});
+       .details = details});
 }
 
 void WatchedGroup::leave(

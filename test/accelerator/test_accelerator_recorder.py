@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 
 from harness.ranks import on_own_ranks, time_limit, wait_for
-from harness.recorders import process_entries
+from harness.recorders import process_entries, process_trace
+from torchcomms_pg.trace.dumps import Dumps, parse
 
 try:
     import simulated
@@ -34,6 +35,18 @@ def test_a_dump_has_the_states_of_the_moment(world):
             assert len(entries) == number + 1
             assert all(entry["state"] == "completed" for entry in entries), entries[-1]
     assert seen
+    dist.destroy_process_group(group)
+
+
+@on_sim(2)
+def test_a_dump_tells_the_ranks_of_a_group_that_one_of_its_devices_has_not_used(world):
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(10, device=DEVICE), group=group)
+    torch.accelerator.synchronize()
+    dump = parse(process_trace(), dist.get_rank())
+    Dumps([dump])  # finds the groups of the entries
+    entries = [entry for entry in dump.entries if entry.group.name == group.group_name]
+    assert [(entry.device, entry.group.ranks) for entry in entries] == [("sim", (0, 1))]
     dist.destroy_process_group(group)
 
 

@@ -4,6 +4,7 @@ torch's analyser, ``torchfrtrace``, and the front end of its debug server are ru
 """
 
 import datetime
+import json
 import logging
 import os
 import pickle
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from harness.comms import torchcomms
 from harness.programs import run_python
 from harness.rank_process import keep_the_gil, receive, report
-from harness.ranks import check, connect_store, wait_for
+from harness.ranks import check, connect_store, init_default_group, wait_for
 from harness.recorders import (
     LIMIT,
     SOON,
@@ -114,6 +115,50 @@ def test_the_analyser_finds_nothing_in_a_healthy_job(recording, tmp_path):
     names = {c.collective_name.split()[0] for c in collectives}
     assert {"nccl:send", "nccl:coalesced", "nccl:all_to_all", "nccl:gather"} < names, names
     assert "mismatch" not in text.lower() and "missing" not in text.lower(), text
+
+
+def over_watched_gloo(port, prefix, world, timeout):
+    torchcomms().watch()
+    rank = int(os.environ["RANK"])
+    init_default_group(port, prefix, rank, world, timeout, backend="gloo")
+
+
+def healthy_watched_job():
+    """Operations that Gloo has, most of them in place, and messages."""
+    rank, world, t = dist.get_rank(), dist.get_world_size(), torch.ones(6)
+    lists = lambda: [torch.ones(2) for _ in range(world)]  # noqa: E731
+    for _ in range(3):
+        dist.all_reduce(t)
+    dist.broadcast(t, 1)
+    dist.reduce(t, 1)
+    dist.all_gather(lists(), torch.ones(2))
+    dist.all_gather_into_tensor(torch.ones(2 * world), torch.ones(2))
+    dist.all_to_all_single(torch.ones(world), torch.ones(world))
+    dist.gather(torch.ones(2), lists() if rank == 1 else None, 1)
+    dist.scatter(torch.ones(2), lists() if rank == 1 else None, 1)
+    ring = [
+        dist.P2POp(dist.isend, t, (rank + 1) % world),
+        dist.P2POp(dist.irecv, t.clone(), (rank - 1) % world),
+    ]
+    [work.wait() for work in dist.batch_isend_irecv(ring)]
+    dist.barrier()
+    ring = torchcomms()._C.process_recorder()
+    assert wait_for(lambda: all(e["retired"] for e in json.loads(ring.json())["entries"]), SOON)
+    ring.write(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}", True)
+
+
+@pytest.mark.skipif(torch.__version__ < "2.14", reason="c10d has hooks from torch 2.14 on")
+def test_the_analyser_finds_nothing_in_a_healthy_watched_job(recording, tmp_path):
+    """Hooks tell no outputs of an operation in place."""
+    recording(3, over_watched_gloo).run(healthy_watched_job)
+    text, collectives = analyse(tmp_path, 3, healthy=True)
+    names = {c.collective_name.split()[0] for c in collectives}
+    assert {"nccl:all_reduce", "nccl:broadcast", "nccl:reduce", "nccl:send"} < names, names
+    assert "mismatch" not in text.lower() and "missing" not in text.lower(), text
+    entries = load(tmp_path, "trace_")[0].entries
+    in_place = ("all_reduce", "broadcast", "reduce")
+    told = {entry.op: entry.what for entry in entries if entry.op in in_place}
+    assert told == {op: f"{op} (6 x Float)" for op in in_place}
 
 
 def healthy_job_of_derived_groups():
