@@ -195,6 +195,7 @@ std::shared_ptr<Watch> Watch::begin(
   auto groups = std::make_shared<Groups>();
   const auto store = group.getStore();
   const auto barriers = typeOfBarriers(group);
+  bool compares = true;  // a group has the same members for each type of device
   for (const auto type : types) {
     const auto backend = group.getBackend(type);
     Group told;
@@ -210,7 +211,8 @@ std::shared_ptr<Watch> Watch::begin(
       watched->open(
           c10::make_intrusive<c10d::PrefixStore>(
               std::string("torchcomms_pg/") + c10::DeviceTypeName(type, /*lower_case=*/true),
-              store));
+              store),
+          std::exchange(compares, false));
     }
     if (type != c10::DeviceType::CPU) {
       part.told = registerCompletionHook(

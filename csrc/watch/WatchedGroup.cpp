@@ -161,7 +161,7 @@ std::vector<int64_t> WatchedGroup::globalRanks() const {
   return ranks;
 }
 
-void WatchedGroup::open(const c10::intrusive_ptr<c10d::Store>& store) {
+void WatchedGroup::open(const c10::intrusive_ptr<c10d::Store>& store, bool compares) {
   if (size_ == 1) {
     return;
   }
@@ -174,7 +174,9 @@ void WatchedGroup::open(const c10::intrusive_ptr<c10d::Store>& store) {
   const auto number = std::to_string(board.add("watch/" + std::to_string(self), 1));
   const auto own = c10::make_intrusive<c10d::PrefixStore>("watch/" + number, store);
   StoreBoard here(own);
-  compareMembers(here, group_, ranks, self);
+  if (compares) {
+    compareMembers(here, group_, ranks, self);
+  }
   const auto processes = std::make_shared<Processes>(own);
   processes->write(rank_);
   HangDiagnosis::Options options;

@@ -40,8 +40,9 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   WatchedGroup(Group group, int rank, int size, c10::DeviceType type, Milliseconds timeout);
   ~WatchedGroup() override;
 
-  // Takes part in diagnoses, through the group's store. Raises the store's errors.
-  void open(const c10::intrusive_ptr<c10d::Store>& store);
+  // Takes part in diagnoses, through the group's store. Raises the store's errors. `compares`:
+  // warns if other ranks have given the group's name to other members.
+  void open(const c10::intrusive_ptr<c10d::Store>& store, bool compares);
   // Forgets all operations in flight: the group is being destroyed.
   void close();
   bool ofThisProcess() const { return process_.isThis(); }
