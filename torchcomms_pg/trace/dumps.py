@@ -19,6 +19,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,6 +44,13 @@ _BATCH = re.compile(r"coalesced|[A-Z_]+_coalesced")
 
 class DumpError(ValueError):
     """Raised for a file that is no flight recorder's dump; the message says why."""
+
+
+@lru_cache(maxsize=4096)
+def is_library(file: str) -> bool:
+    """Returns whether a file is torch's, this package's, a module of wrappers, or no file."""
+    wrappers = r"/(contextlib|typing_extensions)\.py$"
+    return bool(re.search(rf"/(torch|torchcomms_pg)/|{wrappers}|^<|^\?\?", file))
 
 
 @dataclass(frozen=True)
@@ -155,7 +163,7 @@ class Entry:
         contextlib is innermost at the end of a batch's ``with`` block.
         """
         for frame in self.frames:
-            if not re.search(r"/(torch|torchcomms_pg)/|/contextlib\.py$|^<|^\?\?", frame.file):
+            if not is_library(frame.file):
                 return frame
         return self.frames[0] if self.frames else None
 

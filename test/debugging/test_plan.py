@@ -1,0 +1,98 @@
+"""A plan of many ranks, from some of them: what it finds, and what it does not."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from debugging import plan_scenes, planned_calls
+from harness.programs import run_python
+from torchcomms_pg.trace import load
+
+FAULTS = {  # the kind of what is found, and some of the words
+    "one more send": ("alone", "sends 2 messages to rank 8"),
+    "size of a message": ("sizes", "other sizes or dtypes"),
+    "off mesh": ("mesh", "ranks 1-2 of group"),
+    "order of groups": ("groups", "make different groups"),
+    "conditional": ("missing", "rank 6 of group"),
+    "crossed": ("order", "in different orders"),
+    "uneven": ("mismatch", "called different things"),
+    "dtype": ("mismatch", "BFloat16"),
+    "root": ("mismatch", "root"),
+    "reduction": ("mismatch", "MAX"),
+    "ring": ("messages", "need each other crosswise"),
+    "skipped": ("missing", "ranks 8-11 of group 0 (default_pg)"),
+}
+EACH = ("conditional",)  # found only if each rank is run
+
+
+def lines_of(fault):
+    """Returns the numbers of the lines that a report of a fault has to show."""
+    lines = Path(plan_scenes.STEP).read_text().splitlines()
+    marks = {number: line.rpartition("  # ")[2] for number, line in enumerate(lines, 1)}
+    return {number for number, mark in marks.items() if fault in mark.split(", ")}
+
+
+@pytest.fixture(scope="module")
+def answers():
+    faults = ["none", *(("+" if fault in EACH else "") + fault for fault in FAULTS)]
+    run = run_python(plan_scenes.__file__, *faults)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+def test_a_step_without_a_fault_raises_no_alarm(answers):
+    answer = answers["none"]
+    assert (answer["found"], answer["doubts"], answer["exit_code"]) == ([], [], 0)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_with_its_lines(answers, fault):
+    kind, words = FAULTS[fault]
+    answer = answers[fault]
+    assert answer["exit_code"] == 1
+    assert {each["kind"] for each in answer["found"]} == {kind}, answer["found"]
+    text = "\n".join(line for each in answer["found"] for line in each["text"])
+    assert words in text
+    shown = {int(number) for number in re.findall(r"planned_step\.py:(\d+)", text)}
+    assert lines_of(fault) and shown >= lines_of(fault), text
+
+
+def run_plan(*arguments):
+    return run_python("-m", "torchcomms_pg.plan", *arguments)
+
+
+def test_cuda_without_a_device_is_refused_with_the_way_to_say_cpu(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("this torch has a CUDA device")
+    program = tmp_path / "train.py"
+    program.write_text("import torch\nx = torch.ones(2, device='cuda')\n")
+    run = run_plan("--world-size", "8", "--ranks", "0", program)
+    assert run.returncode == 1
+    assert "give it cpu or meta" in run.stdout, run.stdout + run.stderr
+
+
+def test_a_program_without_groups_is_told_apart(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text("pass\n")
+    run = run_plan("--world-size", "8", program)
+    assert run.returncode == 2 and "No operation of a group was called" in run.stdout, run.stderr
+
+
+@pytest.mark.slow
+def test_a_plan_of_eight_ranks_has_the_calls_of_a_run(tmp_path):
+    run = run_python(
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=8"),
+        planned_calls.__file__,
+        TORCHCOMMS_PG_AS_GLOO="1",
+        TORCHCOMMS_PG_DUMP_AT_EXIT="1",
+        TORCH_FR_DUMP_TEMP_FILE=str(tmp_path / "rank_"),
+    )
+    assert run.returncode == 0, run.stderr
+    dumps = load(tmp_path, "rank_")
+    planned = run_python(plan_scenes.__file__, "--calls", planned_calls.__file__)
+    assert planned.returncode == 0, planned.stderr
+    for rank, calls in enumerate(json.loads(planned.stdout)):
+        assert calls == plan_scenes.calls_of(dumps[rank]), rank

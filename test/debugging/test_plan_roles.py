@@ -1,0 +1,155 @@
+"""From which ranks a plan answers for all, by programs written by hand."""
+
+import pytest
+
+from torchcomms_pg.plan.expand import Expansion
+from torchcomms_pg.plan.families import Families
+from torchcomms_pg.plan.missing import find_missing
+from torchcomms_pg.plan.program import Called, Made, Program
+from torchcomms_pg.plan.ranges import as_ranges, from_ranges
+from torchcomms_pg.plan.roles import find_roles
+from torchcomms_pg.plan.volume import volumes
+from torchcomms_pg.trace.dumps import Frame
+
+STEP = (Frame("step", "/home/user/train.py", 10),)
+OTHER = (Frame("step", "/home/user/train.py", 20),)
+
+
+def mesh(*sizes):
+    """Returns the calls that make the groups of a mesh of these sizes."""
+    count = 1
+    for size in sizes:
+        count *= size
+    made = [Made((tuple(range(count)),), ("0",), "default_pg", "nccl", True, 0)]
+    stride = count
+    for number, size in enumerate(sizes):
+        stride //= size
+        firsts = [rank for rank in range(count) if rank // stride % size == 0]
+        for first in firsts:
+            ranks = tuple(range(first, first + size * stride, stride))
+            made.append(Made((ranks,), (str(len(made)),), f"mesh_{number}", "nccl", True, 0))
+    return made
+
+
+def group_of(made, rank, dimension):
+    return next(
+        number
+        for number, each in enumerate(made)
+        if each.description == f"mesh_{dimension}" and rank in each.lists[0]
+    )
+
+
+def call(op, made, peer=None, numel=8, root=None, where=0):
+    sizes = ((numel,),)
+    reduction = "SUM" if op == "all_reduce" else ""
+    return Called(op, made, sizes, sizes, "Float", peer, root, reduction, None, 0, 0, "cpu", where)
+
+
+class Ranks:
+    """Stands for `Runners`: ``calls`` returns what a rank calls."""
+
+    def __init__(self, made, calls):
+        self.made, self.calls, self.programs = made, calls, {}
+
+    def run(self, ranks):
+        for rank in ranks:
+            if rank not in self.programs:
+                program = Program(rank, self.made, self.calls(rank), [STEP, OTHER])
+                self.programs[rank] = program
+
+
+def planned(made, calls, size):
+    ranks = Ranks(made, calls)
+    roles = find_roles(ranks, range(size))
+    return roles, ranks.programs, Expansion(roles, ranks.programs).dumps()
+
+
+def test_two_ranks_of_each_role_are_run():
+    made = mesh(8, 8)
+    roles, run, dumps = planned(made, lambda r: [call("all_reduce", group_of(made, r, 0))], 64)
+    assert len(roles.ranks) == 9 and not roles.notes
+    assert len(run) == 4 + 4 * 2 + 2  # corners, edges, inside
+    assert sorted(dumps) == list(range(64))
+    assert all(rank in dumps[rank].entries[0].group.ranks for rank in dumps)
+
+
+def test_a_stage_that_differs_has_each_place_of_its_dimension_run():
+    made = mesh(8, 4)
+
+    def calls(rank):  # the deeper a stage, the fewer its calls
+        return [call("all_reduce", group_of(made, rank, 1))] * (10 - rank // 4)
+
+    roles, run, dumps = planned(made, calls, 32)
+    assert roles.notes == ["ranks differ by their place in 0: each place was run"]
+    assert all(len(dumps[rank].entries) == 10 - rank // 4 for rank in range(32))
+
+
+def test_a_rank_that_differs_alone_has_all_ranks_of_its_role_run():
+    made = mesh(8)
+    group = group_of(made, 0, 0)
+    calls = {6: [call("all_reduce", group), call("all_reduce", 0)]}
+    roles, run, dumps = planned(made, lambda r: calls.get(r, [call("all_reduce", group)]), 8)
+    assert sorted(run) == list(range(8))
+    assert [len(dumps[rank].entries) for rank in range(8)] == [1] * 6 + [2, 1]
+
+
+@pytest.mark.parametrize("ring", [False, True])
+def test_a_peer_is_at_the_same_distance_or_of_the_same_number(ring):
+    made = mesh(8)
+    group = group_of(made, 0, 0)
+
+    def calls(rank):
+        peer = (rank + 1) % 8 if ring else 0
+        return [] if peer == rank else [call("send", group, peer)]
+
+    _, _, dumps = planned(made, calls, 8)
+    received = {rank: [entry.receiver for entry in dumps[rank].entries] for rank in range(8)}
+    expected = {rank: [(rank + 1) % 8] if ring else [0] if rank else [] for rank in range(8)}
+    assert received == expected
+
+
+def test_the_groups_of_a_dimension_are_a_family():
+    families = Families(Program(0, mesh(2, 4), [], [STEP]))
+    assert [family.name for family in families.all] == ["default_pg", "0", "1"]
+    assert families.all[2].place(6) == (2, 4)
+
+
+def test_a_collective_that_a_rank_leaves_out_is_where_the_others_lines_move_on():
+    made = mesh(4)
+    group = group_of(made, 0, 0)
+    both = [call("all_reduce", group), call("all_reduce", group, where=1)]
+    _, _, dumps = planned(made, lambda r: both[1:] if r == 3 else both, 4)
+    missing = find_missing(dumps)
+    (hazard,) = missing.hazards
+    assert (hazard.kind, hazard.ranks, list(missing.first.values())) == ("missing", [3], [1])
+    assert "train.py:20" in hazard.lines[1] and "train.py:10" in hazard.lines[2]
+
+
+def test_volumes_are_those_of_a_ring_and_of_a_tree():
+    made = mesh(4)
+    group = group_of(made, 0, 0)
+    _, _, dumps = planned(made, lambda r: [call("all_reduce", group, numel=100)], 4)
+    (volume,) = volumes(dumps, 2)
+    # Each rank sends 3/2 of 400 bytes; two of the four links are between hosts.
+    assert (volume.calls, volume.inside, volume.between) == (1, 1200, 1200)
+    assert volume.tree_between == 800
+
+
+@pytest.mark.parametrize(
+    "text, ranks",
+    [
+        ("rank 3", [3]),
+        ("ranks 0-3", range(4)),
+        ("ranks 0-3, 7", [0, 1, 2, 3, 7]),
+        ("ranks 0-56 by 8", range(0, 64, 8)),
+        ("ranks 0, 8", [0, 8]),
+    ],
+)
+def test_ranks_are_told_as_ranges(text, ranks):
+    assert as_ranges(ranks) == text
+
+
+def test_ranks_are_read_from_ranges():
+    assert from_ranges("0-2, 7") == [0, 1, 2, 7]
+    with pytest.raises(ValueError, match="no list of ranks"):
+        from_ranges("0-x")

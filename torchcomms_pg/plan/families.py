@@ -1,0 +1,70 @@
+"""Families of groups: those that one place in the program makes, of which a rank is in one at most.
+
+The groups of one dimension of a mesh are a family.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torchcomms_pg.plan.program import Made, Program
+
+
+@dataclass(eq=False)
+class Family:
+    """The groups of one family, by the ranks that are in them.
+
+    ``name`` is the description of the groups, such as ``mesh_tp``, or their name if they have none.
+    ``at``: for each rank, the group's ranks, its name, and the index in `Program.made` of the call
+    that made it, on the ranks that were run.
+    """
+
+    number: int
+    description: str
+    backend: str
+    at: dict[int, tuple[tuple[int, ...], str, int]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What the family is called in reports."""
+        if self.description not in ("", "undefined"):
+            return self.description.removeprefix("mesh_")
+        names = list(dict.fromkeys(name for _, name, _ in self.at.values()))
+        return f"group {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+    def place(self, rank: int) -> tuple[int, int] | None:
+        """Returns a rank's number in its group and the group's size; None if it is in none."""
+        if rank not in self.at:
+            return None
+        ranks = self.at[rank][0]
+        return ranks.index(rank), len(ranks)
+
+
+class Families:
+    """The families of a program that all ranks agree on. ``of`` has a family by index of the call.
+
+    A call that not all ranks make, of ``use_local_synchronization``, tells its own groups alone.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.all: list[Family] = []
+        self.of: list[Family] = []
+        last: Made | None = None
+        for index, made in enumerate(program.made):
+            ranks = {rank for some in made.lists for rank in some}
+            family = self.all[-1] if self.all else None
+            if (
+                family is None
+                or last is None
+                or (made.where, made.description) != (last.where, last.description)
+                or not made.everyone
+                or ranks & family.at.keys()
+            ):
+                family = Family(len(self.all), made.description, made.backend)
+                self.all.append(family)
+            for some, name in zip(made.lists, made.names, strict=True):
+                for rank in some:
+                    family.at[rank] = (some, name, index)
+            self.of.append(family)
+            last = made
+        self.complete = all(made.everyone for made in program.made)
