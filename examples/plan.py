@@ -1,7 +1,7 @@
-"""One step of a Llama with data, context, tensor and pipeline parallelism, planned for 4,096 ranks.
+"""One step of a Llama with data, context, tensor and pipeline parallelism, planned for many ranks.
 
-$ python -m torchcomms_pg.plan --world-size 64 --hosts 8x8 examples/plan.py --pp 4 --dp 2 --cp 2 --tp 4
-mesh: pp 4 x dp 2 x cp 2 x tp 4
+$ python -m torchcomms_pg.plan --world-size 8 --hosts 2x4 --ranks 0,7 examples/plan.py --pp 2 --dp 2 --cp 1 --tp 2 --layers 1
+mesh: pp 2 x dp 2 x cp 1 x tp 2
 No hazard found.
 no hazards: exit code 0
 """

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from debugging import plan_scenes, planned_calls
+from debugging import plan_scenes
 from harness.programs import run_python
-from torchcomms_pg.trace import load
 
 FAULTS = {  # the kind of what is found, and some of the words
     "one more send": ("alone", "sends 2 messages to rank 8"),
@@ -79,20 +78,3 @@ def test_a_program_without_groups_is_told_apart(tmp_path):
     program.write_text("pass\n")
     run = run_plan("--world-size", "8", program)
     assert run.returncode == 2 and "No operation of a group was called" in run.stdout, run.stderr
-
-
-@pytest.mark.slow
-def test_a_plan_of_eight_ranks_has_the_calls_of_a_run(tmp_path):
-    run = run_python(
-        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=8"),
-        planned_calls.__file__,
-        TORCHCOMMS_PG_AS_GLOO="1",
-        TORCHCOMMS_PG_DUMP_AT_EXIT="1",
-        TORCH_FR_DUMP_TEMP_FILE=str(tmp_path / "rank_"),
-    )
-    assert run.returncode == 0, run.stderr
-    dumps = load(tmp_path, "rank_")
-    planned = run_python(plan_scenes.__file__, "--calls", planned_calls.__file__)
-    assert planned.returncode == 0, planned.stderr
-    for rank, calls in enumerate(json.loads(planned.stdout)):
-        assert calls == plan_scenes.calls_of(dumps[rank]), rank

@@ -33,8 +33,9 @@ def _fill(output: torch.Tensor, value: torch.Tensor) -> None:
         if output.numel() == value.numel():
             output.copy_(value.reshape(output.shape))
         elif value.numel() and output.numel() % value.numel() == 0:
-            # An output of the whole group: each part is this rank's own.
-            output.view(-1, value.numel()).copy_(value.reshape(1, -1).expand(-1, value.numel()))
+            # An output of the whole group: each part is this rank's own. The value may be one of
+            # the parts, as FSDP2's is.
+            output.view(-1, value.numel()).copy_(value.clone().reshape(1, -1))
         elif output.numel() and value.numel() % output.numel() == 0:
             output.copy_(value.reshape(-1)[: output.numel()].reshape(output.shape))
 
