@@ -3,9 +3,18 @@
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import checkpoint
+from torch import nn
+from torch.distributed import _symmetric_memory, checkpoint
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from frameworks.test_no_nccl_hazards import CASES, FIRST
@@ -84,3 +93,71 @@ def test_comm_hooks_of_ddp_and_asynchronous_saves_are_not_accused(tmp_path):
     report = check_async.merged(map(check_async.Findings.from_dict, parts))
     assert not report.found, f"{report}"
     assert report.operations > 2 * 10 * 4
+
+
+def fsdp2_that_prefetches():
+    """Trains with explicit prefetch forward and backward; returns the parameters."""
+    torch.manual_seed(0)
+    mesh = init_device_mesh("cpu", (2,))
+    layers = [nn.Linear(16, 16) for _ in range(4)]
+    net = nn.Sequential(*layers)
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    for at, layer in enumerate(layers):
+        layer.set_modules_to_forward_prefetch(layers[at + 1 : at + 3])
+        layer.set_modules_to_backward_prefetch(layers[max(at - 2, 0) : at][::-1])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        layers[0].unshard(async_op=True)
+        net(torch.randn(3, 16)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [each.full_tensor() for each in net.parameters()]
+
+
+def asynchronous_tensor_parallelism():
+    """Runs what torch's asynchronous tensor parallelism has on CPUs; returns its results."""
+    torch.manual_seed(0)
+    mesh = init_device_mesh("cpu", (2,))
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    plan = {
+        "0": ColwiseParallel(input_layouts=Shard(0)),
+        "2": RowwiseParallel(output_layouts=Shard(0)),
+    }
+    parallelize_module(net, mesh, plan)
+    net(torch.randn(4, 8)).square().sum().backward()
+    sharded = distribute_tensor(torch.randn(4, 8), mesh, [Shard(0)])
+    wholes = [sharded.redistribute(mesh, [Replicate()], async_op=True) for _ in range(2)]
+    name, weight = mesh.get_group().group_name, torch.randn(8, 8)
+    gathered, products = _symmetric_memory._fused_all_gather_matmul_fallback(
+        sharded.to_local(), [weight], 0, name
+    )
+    scattered = _symmetric_memory._fused_matmul_reduce_scatter_fallback(
+        gathered, weight, "sum", 0, name
+    )
+    gradients = [each.grad.full_tensor() for each in net.parameters()]
+    return [*gradients, *(each.to_local() + 1 for each in wholes), *products, scattered]
+
+
+def checked_and_not(body):
+    """Called in a rank; returns its findings, and whether the check has changed the results."""
+    want = body()
+    check_async.start()
+    try:
+        got = body()
+    finally:
+        findings = check_async.finish()
+    same = len(got) == len(want) and all(map(torch.equal, got, want))
+    return findings.as_dict(), same
+
+
+@pytest.mark.parametrize(
+    ("body", "least"), [(fsdp2_that_prefetches, 10), (asynchronous_tensor_parallelism, 5)]
+)
+def test_prefetch_and_asynchronous_tensor_parallelism_are_not_accused(body, least):
+    with Ranks(2) as ranks:
+        parts = ranks.run(checked_and_not, body)
+    report = check_async.merged(check_async.Findings.from_dict(found) for found, _ in parts)
+    assert not report.found, f"{report}"
+    assert report.operations > 2 * least and all(same for _, same in parts)
