@@ -27,6 +27,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="NAME",
         help="backend of the groups of all tests with ranks, such as gloo, in place of the marks'",
     )
+    group.addoption(
+        "--check-async",
+        action="store_true",
+        help="fail tests with ranks that use tensors of asynchronous operations before their end",
+    )
+    group.addoption(
+        "--check-nccl",
+        action="store_true",
+        help="fail tests with ranks that would hang, be refused or get other data over NCCL",
+    )
+    group.addoption(
+        "--emulated-gpus",
+        type=int,
+        metavar="N",
+        help="give the ranks N GPUs of the emulated CUDA, 1 or 2, built in a clone of the project",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,6 +70,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 class _Runner:
     """Runs tests that have the mark on their ranks."""
+
+    def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
+        """Says how much the checks have had to check."""
+        for line in config.stash[_KEY].checked():
+            terminalreporter.write_line(line)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:

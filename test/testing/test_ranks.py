@@ -12,7 +12,9 @@ import xml.etree.ElementTree
 
 import pytest
 
+import emulated
 from harness import ROOT, TESTS, limits
+from torchcomms_pg.testing import checks
 
 # Seconds that a run of pytest may take. That of all cases waits for many processes to start.
 PYTEST_LIMIT = 200
@@ -41,10 +43,10 @@ def run_pytest(folder, *args, given="", **env):
 
 
 class Cases:
-    """The reports of programs/cases.py."""
+    """The reports of a file of programs."""
 
-    def __init__(self, folder):
-        self.run = run_pytest(folder, "cases.py", "-rA", "--junitxml=report.xml", "--color=no")
+    def __init__(self, folder, *args):
+        self.run = run_pytest(folder, *args, "-rA", "--junitxml=report.xml", "--color=no")
         assert (folder / "report.xml").is_file(), self.run.stdout + self.run.stderr
         self.reports = {}
         for case in xml.etree.ElementTree.parse(folder / "report.xml").iter("testcase"):
@@ -65,7 +67,13 @@ class Cases:
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory):
-    return Cases(tmp_path_factory.mktemp("cases"))
+    return Cases(tmp_path_factory.mktemp("cases"), "cases.py")
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checked")
+    return Cases(folder, "checked.py", "--check-async", "--check-nccl")
 
 
 @pytest.mark.parametrize(
@@ -193,6 +201,100 @@ def test_output_and_the_debugger_are_of_a_rank_and_lines_of_all_ranks_count(tmp_
     )
     assert "1 passed" in said and "2 failed" in said
     assert sorted(path.name for path in tmp_path.glob(".coverage*")) == [".coverage"]
+
+
+def line_of(text):
+    """Returns the number of the only line of programs/checked.py that ends with a text."""
+    lines = (PROGRAMS / "checked.py").read_text().splitlines()
+    (number,) = [number for number, line in enumerate(lines, 1) if line.endswith(text)]
+    return number
+
+
+@pytest.mark.parametrize("number", (1, 2))
+def test_an_early_use_fails_the_test_that_has_it_with_both_lines(checked, number):
+    """Also when an earlier test on the same ranks had the same use."""
+    kind, _, text = checked.outcome(f"test_reads_early[{number}]")
+    issue, use = line_of("values, async_op=True)"), line_of("total = values.sum()")
+    assert kind == "failure"
+    assert text.startswith(
+        f"--check-async: checked.py::test_reads_early[{number}]\n"
+        "1. ranks 0, 1 read the output of an all_reduce before its end\n"
+        "  rank 0: all_reduce (4 x float32) of group 0 (default_pg)"
+    ), text
+    assert re.search(rf"  at checked.py:{issue} in sum_and_read_early\n", text)
+    assert re.search(rf"then aten.sum.default reads it  at checked.py:{use} in sum_and", text)
+    assert "  1 more times at these lines" in text and "2. " not in text
+
+
+def test_what_a_test_with_a_finding_has_printed_is_shown(checked):
+    assert checked.run.stdout.count("said by the test") >= 2
+
+
+@pytest.mark.parametrize("number", (1, 2))
+def test_a_hazard_for_nccl_fails_the_test_that_has_it_with_both_lines(checked, number):
+    kind, _, text = checked.outcome(f"test_has_two_orders[{number}]")
+    assert kind == "failure"
+    assert text.startswith(
+        f"--check-nccl: checked.py::test_has_two_orders[{number}]\n1. ranks 0, 1"
+    )
+    assert "in different orders" in text and "2. " not in text, text
+    assert text.count(f"  at checked.py:{line_of('group=group, async_op=True)')} in") == 4, text
+
+
+def test_a_test_with_findings_of_both_checks_shows_both(checked):
+    kind, _, text = checked.outcome("test_has_two_orders_and_reads_early")
+    assert kind == "failure"
+    for option in ("--check-async", "--check-nccl"):
+        assert f"{option}: checked.py::test_has_two_orders_and_reads_early\n1. " in text, text
+
+
+def test_groups_of_gloo_are_checked_for_nccl(checked):
+    kind, _, text = checked.outcome("test_receives_from_any_rank")
+    assert kind == "failure"
+    assert "torch's nccl refuses a receive from any rank: rank 1" in text, text
+
+
+def test_a_failure_that_an_early_use_makes_shows_both(checked):
+    kind, message, text = checked.outcome("test_fails_by_an_early_use")
+    assert kind == "failure" and "assert tensor(nan) == 8" in message, text
+    assert "--check-async: checked.py::test_fails_by_an_early_use" in text
+    # A rank that is ended a moment after the other has failed tells no findings.
+    assert re.search(r"ranks? (0, )?[01] reads? the output of an all_reduce before its end", text)
+
+
+@pytest.mark.parametrize("name", ("test_waits", "test_expects_a_timeout"))
+def test_a_test_without_findings_passes_under_the_checks(checked, name):
+    assert checked.outcome(name) == ("passed", "", "")
+
+
+def test_a_test_that_skips_or_fails_as_expected_does_so_under_the_checks(checked):
+    assert checked.outcome("test_skips")[:2] == ("skipped", "not on rank 1")
+    assert "XFAIL checked.py::test_reads_early_as_expected" in checked.run.stdout
+
+
+def test_the_checks_say_how_much_they_had_to_check(checked):
+    said = checked.run.stdout
+    # Of 26, one is of a rank that may be ended before it tells.
+    assert re.search(r"^--check-async: checked 11 tests with ranks, with 2[56] asyn", said, re.M)
+    assert "\n--check-nccl: checked 9 tests with ranks, with 25 operations\n" in said
+
+
+@pytest.mark.skipif(bool(emulated.available()), reason=emulated.available())
+@pytest.mark.parametrize("gpus", ("2", pytest.param("1", marks=pytest.mark.slow)))
+def test_ranks_get_emulated_gpus(tmp_path, gpus):
+    run = run_pytest(tmp_path, "gpus.py", "--emulated-gpus", gpus)
+    assert "1 passed" in run.stdout, run.stdout + run.stderr
+
+
+def test_emulated_gpus_that_cannot_be_had_are_refused_with_what_to_do(tmp_path, monkeypatch):
+    run = run_pytest(tmp_path, "gpus.py", "--emulated-gpus", "3")
+    assert "ERROR: --emulated-gpus 3: wanted 1 or 2" in run.stderr, run.stdout + run.stderr
+    if reason := emulated.available():
+        with pytest.raises(checks.NoGpusError, match=f"no emulated CUDA here: {reason}"):
+            checks.environment(False, 2)
+    monkeypatch.setattr(checks._compat, "FOLDER", str(tmp_path / "torchcomms_pg"))
+    with pytest.raises(checks.NoGpusError, match=r"clone the project, and run pip install -e \."):
+        checks.environment(False, 2)
 
 
 @pytest.mark.slow

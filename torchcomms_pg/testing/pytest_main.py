@@ -15,6 +15,7 @@ import pickle
 import shutil
 import socket
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any
 import pytest
 from _pytest.skipping import evaluate_xfail_marks, xfailed_key
 
-from torchcomms_pg.testing import pytest_rank
+from torchcomms_pg.testing import checks, pytest_rank
 from torchcomms_pg.testing.calls import GRACE
 from torchcomms_pg.testing.processes import (
     Death,
@@ -150,7 +151,13 @@ class Bench:
         self._store: Store | None = None
         self._template: Template | None = None
         self._tests = 0
-        self._zygote = Zygote(["pytest", "torchcomms_pg.testing.pytest_rank"])
+        self._checked = {"--check-async": [0, 0], "--check-nccl": [0, 0]}
+        self._gpus = config.getoption("--emulated-gpus")
+        try:
+            self._variables = checks.environment(config.getoption("--check-nccl"), self._gpus)
+        except checks.NoGpusError as error:
+            raise pytest.UsageError(str(error)) from None
+        self._zygote = Zygote(["pytest", "torchcomms_pg.testing.pytest_rank"], self._variables)
 
     def close(self) -> None:
         """Ends all processes."""
@@ -212,7 +219,23 @@ class Bench:
         if backend is not None:
             backend = self._config.getoption("--ranks-backend") or backend
         assert self._store is not None
-        return Setting(mark.n, self._store.port, self._tests, backend, mark.timeout)
+        devices = self._gpus or 0
+        return Setting(mark.n, self._store.port, self._tests, backend, mark.timeout, devices)
+
+    def note(self, option: str, operations: int) -> None:
+        """Counts a test that an option has checked, with its operations on all ranks."""
+        counts = self._checked[option]
+        counts[0] += 1
+        counts[1] += operations
+
+    def checked(self) -> list[str]:
+        """Returns a line for each option that checks tests: how much it has had to check."""
+        return [
+            f"{option}: checked {tests} tests with ranks, with {operations} "
+            f"{'asynchronous ' if option == '--check-async' else ''}operations"
+            for option, (tests, operations) in self._checked.items()
+            if self._config.getoption(option)
+        ]
 
     def why_missing(self) -> str:
         """Returns why the ranks may lack a test that this session has."""
@@ -261,7 +284,7 @@ class Bench:
             options,
             self._files,
             os.getcwd(),
-            dict(os.environ),
+            os.environ | self._variables,
             list(sys.path),
             list(sys.argv),
             worker if worker and _pickles(worker) else {"workerid": "master", "testrunuid": ""},
@@ -323,6 +346,7 @@ class _Test:
         self._done: set[int] = set()
         self._ended: set[int] = set()  # dead, or killed
         self._terminal: int | None = None
+        self._uses: list[dict[str, Any]] = []
         self.quit = ""
 
     def run(self) -> list[Any]:
@@ -344,23 +368,28 @@ class _Test:
         except (ZygoteError, OSError) as error:
             return self._refused(f"the ranks of the test could not be started: {error}")
         folder = self._tmp_path()
-        run = pytest_rank.Run(
-            self._item.nodeid, self._bench.following(self._item, mark), setting,
-            None if folder is None else str(folder),
-        )  # fmt: skip
-        try:
-            for rank in range(mark.n):
-                self._ranks.send(rank, run)
-            self._wait()
-            self._finish()
-        except BaseException as error:  # of pytest-timeout, or Ctrl-C
-            self._end_running("", blamed=False)
-            self._bench.renew(mark.n)
-            if not isinstance(error, (Exception, pytest.fail.Exception)):
-                raise
-            text = f"{error}\n{self._places()}"
-            self._events.append(_Event(-1, time.monotonic(), text=text))
-        reports = self._merge()
+        with contextlib.ExitStack() as stack:
+            dumps = None
+            if self._config.getoption("--check-nccl"):
+                dumps = stack.enter_context(tempfile.TemporaryDirectory(prefix="torchcomms_pg-"))
+            run = pytest_rank.Run(
+                self._item.nodeid, self._bench.following(self._item, mark), setting,
+                None if folder is None else str(folder), dumps,
+            )  # fmt: skip
+            try:
+                for rank in range(mark.n):
+                    self._ranks.send(rank, run)
+                self._wait()
+                self._finish()
+            except BaseException as error:  # of pytest-timeout, or Ctrl-C
+                self._end_running("", blamed=False)
+                self._bench.renew(mark.n)
+                if not isinstance(error, (Exception, pytest.fail.Exception)):
+                    raise
+                text = f"{error}\n{self._places()}"
+                self._events.append(_Event(-1, time.monotonic(), text=text))
+            reports = self._merge()
+            self._add_findings(reports, dumps)
         if folder is not None and not any(report.failed for report in reports):
             if self._config.getini("tmp_path_retention_policy") != "all":
                 shutil.rmtree(folder, ignore_errors=True)
@@ -424,6 +453,7 @@ class _Test:
         elif message[0] == "done":
             self._done.add(rank)
             self.quit = self.quit or message[1]
+            self._uses += [message[2]] if message[2] is not None else []
 
     def _end_running(self, why: str, blamed: bool) -> None:
         """Kills the ranks that still run the test, and notes their lines."""
@@ -559,6 +589,36 @@ class _Test:
             result.append(self._passed_teardown())
         return result
 
+    def _add_findings(self, reports: list[Any], dumps: str | None) -> None:
+        """Makes the test fail by what its checks have found, or adds that to its failure."""
+        found = {}
+        if self._uses:
+            found["--check-async"] = checks.async_report(self._uses)
+        # A rank that has failed or skipped has not issued what the others wait for.
+        through = (each.report and (each.report.passed or _is_xpass(each)) for each in self._events)
+        if dumps is not None and all(through):
+            found["--check-nccl"] = checks.nccl_report(Path(dumps))
+        for option, (_, operations) in found.items():
+            self._bench.note(option, operations)
+        blocks = [
+            f"{option}: {self._item.nodeid}\n{text}" for option, (text, _) in found.items() if text
+        ]
+        if not blocks:
+            return
+        told = "\n\n".join(blocks)
+        if any(event.failed and not _is_xpass(event) for event in self._events):
+            for report in [report for report in reports if report.failed][:1]:
+                _add_section(report, "findings of the checks", told)
+            return
+        for number, report in enumerate(reports):
+            as_expected = report.skipped and hasattr(report, "wasxfail")
+            if report.when == "call" and not hasattr(report, "context") and not as_expected:
+                reports[number] = self._own_report(told, "call")
+                reports[number].sections, reports[number].duration = (
+                    report.sections,
+                    report.duration,
+                )
+
     def _passed_teardown(self) -> Any:
         call = pytest.CallInfo.from_call(lambda: None, when="teardown")
         return self._item.ihook.pytest_runtest_makereport(item=self._item, call=call)
@@ -571,7 +631,7 @@ class _Test:
             for event in events
             if event.failed
             # A test that fails as expected on one rank has not passed.
-            and not (expected and str(event.report.longrepr).startswith("[XPASS(strict)]"))
+            and not (expected and _is_xpass(event))
         ]
         xfailed = [event for event in expected if event.report.skipped]
         skipped = [event for event in events if event.report.skipped]
@@ -606,6 +666,20 @@ class _Test:
             bad = _first([event for event in own if event.failed or event.report is None])
             lines.append(f"rank {rank}: {_in_a_line(bad or own[-1])}")
         return "\n".join(lines)
+
+
+def _is_xpass(event: _Event) -> bool:
+    """Returns whether the test has passed on a rank, and its strict mark expects a failure."""
+    text = str(event.report.longrepr) if event.report is not None else ""
+    return "[XPASS(strict)]" in text.partition("\n")[0]
+
+
+def _add_section(report: Any, title: str, text: str) -> None:
+    """Adds a text to the report of a failure."""
+    if hasattr(report.longrepr, "addsection"):
+        report.longrepr.addsection(title, text)
+    else:
+        report.longrepr = f"{report.longrepr}\n{text}"
 
 
 def _first(events: list[_Event]) -> _Event | None:

@@ -31,6 +31,7 @@ from _pytest.main import Session
 from _pytest.runner import check_interactive_exception
 
 from torchcomms_pg.testing import zygote
+from torchcomms_pg.testing.checks import Watch
 from torchcomms_pg.testing.rank import Fresh, Setting, take_outputs
 
 # A program that has one of these words makes torch import its compiler, in seconds. The template
@@ -71,12 +72,14 @@ class Run:
         following: nodeid of the test that probably follows: its fixtures are kept.
         setting: of the group.
         folder: of the fixture tmp_path, or None if the test has no such fixture.
+        dumps: for the record of the test's operations, or None if nothing is recorded.
     """
 
     nodeid: str
     following: str | None
     setting: Setting
     folder: str | None = None
+    dumps: str | None = None
 
 
 class _Collecting:
@@ -253,6 +256,7 @@ class _Served:
         item = self.items.get(run.nodeid)
         following = self.items.get(run.following or "")
         quit = ""
+        uses: dict[str, Any] | None = None
         if item is None:
             self.send("missing")
         else:
@@ -260,14 +264,17 @@ class _Served:
             state = RankState(self.fresh.setting, run.folder)
             item.config.torchcomms_pg_state = state  # type: ignore[attr-defined]
             self.debugged = False
+            watch = Watch(item.config.getoption("--check-async"), run.dumps, self.rank)
             try:
                 if self.expected is not item:  # another test than the last one was told of
                     _session._setupstate.teardown_exact(item)
-                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                with watch:
+                    item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             except (KeyboardInterrupt, pytest.exit.Exception) as error:
                 quit = str(error) or type(error).__name__
+            uses = watch.uses
             self.expected = following
-        self.send("done", quit)
+        self.send("done", quit, uses)
         self.connection.recv_bytes()  # all ranks are through
         left = self.fresh.end() if self.fresh else []
         self.fresh = None
