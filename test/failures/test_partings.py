@@ -127,15 +127,15 @@ ON_RANKS = [
 ]
 
 
-def parted_on_ranks(path, watched):
+def parted_on_ranks(path, backend, started_with=None):
     """The places of the verdict, and the verdict, of ranks that run the program."""
     world = getattr(lockstep.load(path), "WORLD", 2)
-    with Ranks(world, init=False) as ranks:
-        ranks.start(parting_rank.run, str(path), watched, ranks.store_args(), world, LIMIT)
+    with Ranks(world, init=False, started_with=started_with) as ranks:
+        ranks.start(parting_rank.run, str(path), backend, ranks.store_args(), world, LIMIT)
         whole = lambda: [text for text in ranks.verdicts(0) if "prints the rest" not in text]  # noqa: E731
         assert wait_for(whole, SOON), ranks.output(0)
         text = whole()[0]
-        if not watched:
+        if backend == "torchcomms":
             outcome = ranks.wait(ranks=[0])[0]
             assert outcome.value is not None, outcome
             places, error = outcome.value
@@ -146,15 +146,18 @@ def parted_on_ranks(path, watched):
 
 
 @pytest.mark.beyond_gloo
-@pytest.mark.parametrize("watched", [False, True], ids=["torchcomms", "watched"])
+@pytest.mark.parametrize("backend", ["torchcomms", "gloo"], ids=["torchcomms", "watched"])
 @pytest.mark.parametrize("program", ON_RANKS)
-def test_a_verdict_of_ranks_names_the_marked_line(program, watched):
-    if watched and torch.__version__ < "2.14":
+def test_a_verdict_of_ranks_names_the_marked_line(program, backend):
+    if backend == "gloo" and torch.__version__ < "2.14":
         pytest.skip("c10d has hooks from torch 2.14 on")
-    path = FOLDER / f"{program}.py"
+    assert_the_marked_line_is_named(FOLDER / f"{program}.py", backend)
+
+
+def assert_the_marked_line_is_named(path, backend, started_with=None):
     right = [(path.name, line) for line in marked(path)]
     for _ in range(3):
-        places, text = parted_on_ranks(path, watched)
+        places, text = parted_on_ranks(path, backend, started_with)
         assert places in (right, []), text
         if places == right:
             break

@@ -71,8 +71,13 @@ IMPOSSIBLE = {
 }
 
 
+def backend_of(api):
+    """The backend, and whether the operations are those of DDP. Others than APIS are backends."""
+    return APIS.get(api, (api, False))
+
+
 def on_gpus(api):
-    return APIS[api][0].startswith("nccl")
+    return backend_of(api)[0].startswith("nccl")
 
 
 CELLS = [
@@ -87,14 +92,14 @@ class WatchedGroup(Group):
     """Process groups of another backend, as the faults know them."""
 
     def __init__(self, api, store, name):
-        backend, self.ddp = APIS[api]
+        backend, self.ddp = backend_of(api)
         self.store, self.name, self.rank = store, name, int(os.environ["RANK"])
         self.is_process_group = True
         self.device = "cpu"
         if on_gpus(api):
             gpus.take_device(WORLD)
             self.device = "cuda"
-        torchcomms_pg.watch(timeout=datetime.timedelta(seconds=60))
+        watch(api, 60)
         options = {"store": dist.PrefixStore(name, store), "rank": self.rank, "world_size": WORLD}
         dist.init_process_group(backend, timeout=datetime.timedelta(seconds=60), **options)
         self.second = dist.new_group()
@@ -117,12 +122,17 @@ class WatchedGroup(Group):
             torch.cuda.synchronize()
 
 
+def watch(api, seconds):
+    if api != "torchcomms":
+        torchcomms_pg.watch(timeout=datetime.timedelta(seconds=seconds))
+
+
 def run(fault, api, args, server):
     """Returns the error of this rank, if there was one."""
     store = connect_store(*args)
     group = WatchedGroup(api, connect_store(*server) if server else store, "tested")
     meet(store, "made", WORLD)
-    torchcomms_pg.watch(timeout=datetime.timedelta(seconds=LIMIT))
+    watch(api, LIMIT)
     if server:
         store.add("ready", 1)
         store.wait(["server gone"], datetime.timedelta(seconds=30))

@@ -88,15 +88,24 @@ def load(path):
     return module
 
 
-def run(path, at_hang):
-    """Runs the program's main() on each rank. Returns at_hang(group) if it hangs, else None."""
+def run(path, at_hang, world=None, last=lambda at: None):
+    """Runs the program's main() on each rank. Returns at_hang(group) if it hangs, else None.
+
+    Args:
+        path: the program.
+        at_hang: called while the ranks wait.
+        world: the number of ranks; None for the program's.
+        last: called by each rank after main().
+    """
     module = load(path)
-    group = Group(getattr(module, "WORLD", 2))
+    group = Group(world or getattr(module, "WORLD", 2))
     failures = []
 
     def rank(number):
         try:
-            module.main(At(group, number))
+            at = At(group, number)
+            module.main(at)
+            last(at)
         except Stopped:
             pass
         except BaseException as error:

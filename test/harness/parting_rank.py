@@ -10,51 +10,80 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
-from harness import lockstep
+from harness import gpus, lockstep
 from harness.rank_process import receive, report
 from harness.ranks import connect_store
 
 JOINING = datetime.timedelta(seconds=30)
 
 
-def run(path, watched, args, world, limit):
-    """Runs the program's main(). Returns the lines and the text of the error that ends it."""
+def run(path, backend, args, world, limit):
+    """Runs the program's main() over a backend. Returns what `places_of` its error does, or None.
+
+    Groups of other backends than torchcomms are watched.
+    """
     rank = int(os.environ["RANK"])
     limit = datetime.timedelta(seconds=limit)
-    if watched:
+    if backend != "torchcomms":
         torchcomms_pg.watch(timeout=limit)
+    device = torch.device("cpu")
+    if backend.startswith("nccl"):
+        gpus.take_device(world)
+        device = torch.device("cuda", torch.cuda.current_device())
     dist.init_process_group(
-        "gloo" if watched else "torchcomms",
+        backend,
         store=connect_store(*args),
         rank=rank,
         world_size=world,
         timeout=JOINING,
     )
-    dist.all_reduce(torch.ones(7))
-    if not watched:
+    dist.all_reduce(torch.ones(7, device=device))
+    if backend == "torchcomms":
         torchcomms_pg.get_comm().set_timeout(limit)
+
+    operations = (dist.all_reduce, dist.broadcast, dist.barrier)
+    if device.type == "cuda":
+        operations = map(_on_gpu, operations)
+    all_reduce, broadcast, barrier = operations
     at = types.SimpleNamespace(
         rank=rank,
         world=world,
-        ones=torch.ones,
-        all_reduce=dist.all_reduce,
-        broadcast=dist.broadcast,
-        barrier=dist.barrier,
+        device=device,
+        ones=lambda size: torch.ones(size, device=device),
+        all_reduce=all_reduce,
+        broadcast=broadcast,
+        barrier=barrier,
         away=lambda: (report("away"), receive()),
     )
-    ended = []
+    said = []
     # The frames of a thread of its own begin as a program's do, and not in the pool of ranks.
-    thread = threading.Thread(target=lambda: ended.append(_error_of(path, at)))
+    thread = threading.Thread(target=lambda: said.append(_error_of(path, at)))
     thread.start()
     thread.join()
-    return ended[0]
+    return said[0]
+
+
+def _on_gpu(operation):
+    """Has the host wait for the operation, as a program does that reads the result."""
+
+    def waits(*given):
+        operation(*given)
+        torch.cuda.synchronize()
+
+    return waits
 
 
 def _error_of(path, at):
+    if at.device.type == "cuda":
+        torch.cuda.set_device(at.device)  # each thread has its own
     try:
         lockstep.load(pathlib.Path(path)).main(at)
-        dist.barrier()
+        at.barrier()
     except torchcomms_pg.CommError as error:
-        places = [(pathlib.Path(place.file).name, place.line) for place in error.parted_at]
-        return places, str(error)
+        return places_of(error), str(error)
     return None
+
+
+def places_of(error):
+    """Returns [(file, line)] of where the ranks parted, by a CommError."""
+    return [(pathlib.Path(place.file).name, place.line) for place in error.parted_at]

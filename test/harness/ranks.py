@@ -158,6 +158,12 @@ class Ranks(calls.Calls):
         self.busy = True
         self.close()
 
+    def outcome(self, rank):
+        """Returns the outcome of the rank's call; None if the call has not ended."""
+        if rank not in self._done:
+            self._read([rank], 0)
+        return self._done.get(rank)
+
     def verdicts(self, rank):
         """What the rank has printed of verdicts, each read on where it says who prints the rest."""
         found = _verdicts(self.output(rank))
