@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from torchcomms_pg import _C, env, python_stacks, watching
@@ -15,8 +16,9 @@ from torchcomms_pg._patches import replace
 
 
 def install() -> None:
-    """Has c10d's making of process groups count as a wait. Has an effect once."""
+    """Has c10d's making of process groups and Gloo's monitored barriers count as waits, once."""
     replace([c10d], "_new_process_group_helper", _made)
+    replace([dist.ProcessGroup], "monitored_barrier", _monitored)
 
 
 @contextlib.contextmanager
@@ -72,7 +74,20 @@ def _made(original: Any, *args: Any, **kwargs: Any) -> Any:
     ranks = list(given["global_ranks_in_group"] or range(given["group_size"]))
     if len(ranks) == 1:
         return original(*args, **kwargs)
-    names = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if ranks[8:] else "")
-    text = f"the making of group '{given['group_name']}' of ranks {names}"
+    text = f"the making of group '{given['group_name']}' of ranks {_shown(ranks)}"
     with _wait(text, ranks, meets=True):
         return original(*args, **kwargs)
+
+
+def _monitored(original: Any, group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+    # Gloo's monitored barrier consists of messages, of which neither hooks nor recorders learn.
+    ranks = dist.get_process_group_ranks(group)
+    if len(ranks) == 1 or dist.get_backend(group) != "gloo":
+        return original(group, *args, **kwargs)
+    text = f"monitored_barrier of group '{group.group_name}' of ranks {_shown(ranks)}"
+    with _wait(text, ranks, meets=True):
+        return original(group, *args, **kwargs)
+
+
+def _shown(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if ranks[8:] else "")

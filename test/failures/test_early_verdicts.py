@@ -202,6 +202,36 @@ def test_ranks_that_wait_in_new_group_are_in_verdict_and_status(started, ask, ba
         assert re.search(r"test_early_verdicts.py:\d+ in groups_in_another", ranks.output(0))
 
 
+def rank_1_misses_a_monitored_barrier(args, world, backend):
+    store, rank = join(args, world, backend)
+    if rank == 1:
+        stays_away()
+    dist.monitored_barrier(timeout=datetime.timedelta(seconds=300))
+    meet(store, "done", world)
+
+
+@pytest.mark.parametrize("backend", [WATCHED])
+def test_ranks_that_wait_in_a_monitored_barrier_are_in_verdict_and_status(started, ask, backend):
+    with started(3, TORCHCOMMS_PG_VERDICT_AFTER=str(AFTER)) as ranks:
+        ranks.start(rank_1_misses_a_monitored_barrier, ranks.store_args(), 3, backend)
+        ranks.wait_report(1)
+        found = []
+
+        def named():
+            found[:] = ask()
+            return any(wait["waits_for"] == [1] for wait in found[1]["waits"])
+
+        assert wait_for(named, SOON), found
+        (wait,) = found[1]["waits"]
+        assert wait["operation"] == "monitored_barrier of group '0' of ranks 0, 1, 2"
+        assert found[0] == 1 and "in stays_away" in wait["verdict"], found
+        said = r"verdict: monitored_barrier of group '0' .*: rank 1 has not come\n  rank 1: "
+        assert wait_for(lambda: re.search(said, ranks.output(0)), SOON), ranks.output(0)
+        ranks.tell(1, "go on")
+        check(ranks.wait())
+        assert "the verdict on monitored_barrier of group '0'" in ranks.output(0)
+
+
 def waits_in_a_queue(args, world, backend):
     store, rank = join(args, world, backend)
     if rank == 1:

@@ -60,7 +60,7 @@ def test_a_majority_of_stacks_needs_more_than_half_of_the_ranks():
     assert py_spy(Evidence(2, [], {}, {0: one, 1: other})).accused == set()
 
 
-@pytest.mark.timeout(method="thread")  # torchfrtrace's limit has the signal
+@pytest.mark.timeout(120, method="thread")  # torchfrtrace's limit has the signal
 def test_readers_of_dumps_are_scored_over_scenes():
     scores = [scores for _, scores in league.scene_results(3)]
     readers = {name for each in scores for name in each}

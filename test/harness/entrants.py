@@ -21,7 +21,7 @@ PY_SPY = shutil.which("py-spy", path=str(pathlib.Path(shutil.sys.executable).par
 PLACE = re.compile(r"([\w./-]+\.py):(\d+)")
 RANKS = re.compile(r"ranks? (\d+(?:(?:-|, )\d+)*)")
 ACCUSED = re.compile(
-    r"(?:aborted on )?(ranks? [\d, ]+?)(?: \((?:global|pid) [\d, ]+\))?"
+    r"(?:aborted on )?(ranks? [\d, -]+?)(?: \((?:global|pid) [\d, ]+\))?"
     r"(?: (?:has|have|did not answer|died|destroyed|left|revoked)|(?<=aborted on rank \d)\b)"
 )
 BRANCH = re.compile(r"the ranks parted at (?:one of )?(.*)")
