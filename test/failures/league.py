@@ -318,11 +318,17 @@ def table(results):
         told += [str(sum(score.wrong_rank for score in scores))]
         told += [str(sum(score.wrong_branch for score in scores))]
         times = [score.seconds for score in scores if score.seconds is not None]
-        told += [f"{statistics.median(times):.3g}" if times else "-"]
+        told += [_seconds(statistics.median(times)) if times else "-"]
         lines.append("| " + " | ".join(told) + " |")
     for (kind, backend), count in ended.items():
-        lines.append(f"\n{count} {kind}s over {backend} are left out: the backend ends by itself.")
+        lines.append(
+            f"\nLeft out, as {backend} ends them by an error of its own: {kind}s, {count}."
+        )
     return "\n".join(lines)
+
+
+def _seconds(median):
+    return f"{median:.2f}" if median >= 0.01 else "< 0.01"
 
 
 def _share(rights):
@@ -342,12 +348,14 @@ def write(path, text):
     path.write_text(before + begin + text + "\n" + end + after)
 
 
-def heading():
+def heading(every):
     cores = len(os.sched_getaffinity(0))
     return (
         f"Measured on {datetime.date.today():%d %B %Y} on {cores} cores of {platform.machine()}, "
         f"without a GPU, torch {torch.__version__.partition('+')[0]}, Python "
-        f"{platform.python_version()}.\n\n"
+        f"{platform.python_version()}"
+        + (f", with one of {every} faults and partings" if every > 1 else "")
+        + ".\n\n"
     )
 
 
@@ -369,7 +377,7 @@ def main():
             print(f"{' / '.join(cell)}: {entrant}: {score}", file=sys.stderr, flush=True)
     if not options.only:
         results += scene_results(options.scenes)
-    text = heading() + table(results)
+    text = heading(options.every) + table(results)
     if options.write:
         write(options.write, text)
     else:
