@@ -352,6 +352,7 @@ def heading(every):
     cores = len(os.sched_getaffinity(0))
     return (
         f"Measured on {datetime.date.today():%d %B %Y} on {cores} cores of {platform.machine()}, "
+        f"load {os.getloadavg()[2]:.0f}, "
         f"without a GPU, torch {torch.__version__.partition('+')[0]}, Python "
         f"{platform.python_version()}"
         + (f", with one of {every} faults and partings" if every > 1 else "")
