@@ -229,7 +229,8 @@ def test_ranks_that_wait_in_a_monitored_barrier_are_in_verdict_and_status(starte
         assert wait_for(lambda: re.search(said, ranks.output(0)), SOON), ranks.output(0)
         ranks.tell(1, "go on")
         check(ranks.wait())
-        assert "the verdict on monitored_barrier of group '0'" in ranks.output(0)
+        over = "the verdict on monitored_barrier of group '0'"
+        assert wait_for(lambda: over in ranks.output(0), SOON), ranks.output(0)
 
 
 def waits_in_a_queue(args, world, backend):
