@@ -78,3 +78,13 @@ def test_a_program_without_groups_is_told_apart(tmp_path):
     program.write_text("pass\n")
     run = run_plan("--world-size", "8", program)
     assert run.returncode == 2 and "No operation of a group was called" in run.stdout, run.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ("GPipe", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"))
+def test_a_step_in_four_dimensions_has_no_finding_under_any_schedule(schedule):
+    mesh = ("--pp", "2", "--dp", "2", "--cp", "2", "--tp", "2")
+    program = ("examples/plan.py", *mesh, "--layers", "1", "--schedule", schedule)
+    run = run_plan("--world-size", "16", "--hosts", "2x8", *program)
+    assert run.returncode == 0 and "16 were run" in run.stdout, run.stdout + run.stderr
+    assert "No hazard found." in run.stdout and "dp_cp" in run.stdout

@@ -32,6 +32,8 @@ def _change(module: Any) -> None:
     collectives: Any = importlib.import_module(_COLLECTIVES)
     handle = collectives._get_device_handle
     collectives._get_device_handle = lambda device: handle("cpu" if device == "meta" else device)
+    # From torch 2.15 on; a stream of the CPU has nothing to record.
+    collectives.record_grad_output_stream = lambda buffer, stream: None
 
 
 class _Finder(MetaPathFinder):
