@@ -6,6 +6,8 @@ of torch, no libnccl. Variables that it reads:
 TORCHCOMMS_PG_NCCL_INCLUDE  the folder with nccl.h, where no nvidia-nccl package is installed
 TORCHCOMMS_PG_UNIT_LINES    lines of source to a unit of compilation (3200; 7200 on one or two
                             cores); 0: each file alone
+TORCHCOMMS_PG_PYTHON_INCLUDE  the folders with Python.h and what it includes, a colon between
+                            them, where the build is for another processor (tools/wheel --arch)
 CXX, CXXFLAGS, LDFLAGS      the compiler (g++; ccache may be in front), and flags to add
 MAX_JOBS                    compilations at a time (one per core, if memory suffices)
 TORCHCOMMS_PG_ANY_TORCH     1: build also for a torch minor that this source is not for, to try it
@@ -23,6 +25,7 @@ import importlib.util
 import itertools
 import json
 import os
+import platform
 import runpy
 import shlex
 import shutil
@@ -126,6 +129,25 @@ def find_nccl_include() -> Path:
         "    pip install 'nvidia-nccl-cu12>=2.28.7,<3'\n"
         "or set TORCHCOMMS_PG_NCCL_INCLUDE to the folder with nccl.h of NCCL 2.28.7 or later."
     )
+
+
+def find_python_include() -> list[Path]:
+    """Returns the folders with Python's headers: those named by hand, else this Python's."""
+    by_hand = os.environ.get("TORCHCOMMS_PG_PYTHON_INCLUDE")
+    if by_hand:
+        folders = [Path(folder).resolve() for folder in by_hand.split(":")]
+        if not (folders[0] / "Python.h").is_file():
+            raise SetupError(
+                f"TORCHCOMMS_PG_PYTHON_INCLUDE={by_hand}: wanted Python.h in {folders[0]}."
+            )
+        return folders
+    folder = Path(sysconfig.get_path("include"))
+    if not (folder / "Python.h").is_file():
+        raise SetupError(
+            f"Python.h was not found in {folder}. Install Python's headers, for Debian's "
+            "and Ubuntu's own Python:\n    apt-get install python3-dev"
+        )
+    return [folder]
 
 
 def find_tool(name: str, command: str) -> str:
@@ -250,15 +272,15 @@ class Build:
         self.launcher, self.cxx, self.clang = find_compiler()
         job_count()  # before the first file is written
         self.ninja = find_tool("ninja", "pip install ninja")
-        self.python = Path(sysconfig.get_path("include"))
-        if not (self.python / "Python.h").is_file():
-            raise SetupError(
-                f"Python.h was not found in {self.python}. Install Python's headers, for Debian's "
-                "and Ubuntu's own Python:\n    apt-get install python3-dev"
-            )
+        self.python = find_python_include()
         self.minor = minor_of(self.torch_version)
         self.module = f"_C_torch{self.minor.replace('.', '')}" if name is None else name
         tag = f"torch-{self.torch_version}-{sys.implementation.cache_tag}"
+        # What CPython's own cross builds set, too (_PYTHON_HOST_PLATFORM).
+        processor = sysconfig.get_platform().rpartition("-")[2]
+        self.cross = processor != platform.machine()
+        if self.cross:
+            tag += f"-{processor}"
         self.folder = ROOT / "build" / tag / self.module
         self.library = self.folder / f"{self.module}{sysconfig.get_config_var('EXT_SUFFIX')}"
         self.sources = list((ROOT / "csrc").rglob("*.cpp") if sources is None else sources)
@@ -291,7 +313,7 @@ class Build:
         includes = [
             self.torch / "include",
             self.torch / "include/torch/csrc/api/include",
-            self.python,
+            *self.python,
         ]
         torch = common + [f"-isystem{relative(path)}" for path in includes]
         # What torch's checks say of a file is in the extension: without this machine's folders.
@@ -348,6 +370,7 @@ class Build:
         # No rpath: torch is imported first, so its libraries are loaded by then.
         link += shlex.split(os.environ.get("LDFLAGS", ""))
         check = [sys.executable, "tools/_linked.py", "$out", relative(self.torch / "lib")]
+        check += [self.cxx] if self.cross else []
         lines = [
             "ninja_required_version = 1.5",
             f"builddir = {out}",

@@ -1,7 +1,8 @@
 """Checks a library that has been linked for torch, before anything loads it. Imports no torch.
 
-``_linked.py LIBRARY TORCH/LIB``: exits with 1 and says what is wrong and how to build. It prints
-one line if it is right: how new a system the library needs.
+``_linked.py LIBRARY TORCH/LIB [COMPILER]``: exits with 1, says what is wrong and how to build. It
+prints one line if it is right: how new a system the library needs. COMPILER: one for another
+processor, whose libraries this Python cannot load.
 
 Exceptions, locales and type information cross from the extension into torch and back, so the two
 have to use one libstdc++ and one unwinder (libgcc_s): those that torch loads.
@@ -46,6 +47,16 @@ def loaded_with_torch(torch: Path) -> dict[str, Path]:
     return {path.name: path for path in paths} | {
         name: path for name in OF_CXX for path in paths if path.name.startswith(name)
     }
+
+
+def beside(compiler: str) -> dict[str, Path]:
+    """Returns the C++ libraries that a compiler for another processor links with, by name."""
+    found = {}
+    for name in OF_CXX:
+        command = [compiler, f"-print-file-name={name}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        found[name] = Path(done.stdout.strip())
+    return found
 
 
 def newest(versions: set[str], prefix: str) -> tuple[int, ...]:
@@ -109,7 +120,8 @@ def main() -> None:
     """Checks the library that setup.py has linked."""
     path, torch = Path(sys.argv[1]), Path(sys.argv[2])
     library = Elf(path)
-    if found := wrong(library, loaded_with_torch(torch)):
+    loaded = beside(sys.argv[3]) if len(sys.argv) > 3 else loaded_with_torch(torch)
+    if found := wrong(library, loaded):
         lines = "".join(f"  - {sentence}.\n" for sentence in found)
         sys.exit(f"error: {path.name} must not be loaded with torch:\n{lines}{BUILD}")
     if text := notes(library, torch):
