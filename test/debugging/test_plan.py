@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from debugging import plan_scenes
+from debugging import plan_scenes, planned_calls
 from harness.programs import run_python
+from torchcomms_pg.trace import load
 
 FAULTS = {  # the kind of what is found, and some of the words
     "one more send": ("alone", "sends 2 messages to rank 8"),
@@ -88,3 +89,21 @@ def test_a_step_in_four_dimensions_has_no_finding_under_any_schedule(schedule):
     run = run_plan("--world-size", "16", "--hosts", "2x8", *program)
     assert run.returncode == 0 and "16 were run" in run.stdout, run.stdout + run.stderr
     assert "No hazard found." in run.stdout and "dp_cp" in run.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_plan_of_eight_ranks_has_the_calls_of_a_run(tmp_path):
+    run = run_python(
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=8"),
+        planned_calls.__file__,
+        TORCHCOMMS_PG_AS_GLOO="1",
+        TORCHCOMMS_PG_DUMP_AT_EXIT="1",
+        TORCH_FR_DUMP_TEMP_FILE=str(tmp_path / "rank_"),
+    )
+    assert run.returncode == 0, run.stderr
+    dumps = load(tmp_path, "rank_")
+    planned = run_python(plan_scenes.__file__, "--calls", planned_calls.__file__)
+    assert planned.returncode == 0, planned.stderr
+    for rank, calls in enumerate(json.loads(planned.stdout)):
+        assert calls == plan_scenes.calls_of(dumps[rank]), rank

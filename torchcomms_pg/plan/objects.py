@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -123,6 +124,7 @@ def send_object_list(
     group: Any = None,
     device: Any = None,
     group_dst: int | None = None,
+    use_batch: bool = False,
     **kwargs: Any,
 ) -> None:
     """Returns at once."""
@@ -131,8 +133,9 @@ def send_object_list(
     group = wanted(group)
     peer = _root(group, dst, group_dst)
     sizes = torch.empty(len(object_list), dtype=torch.int64)
-    current().call("send", group.made, [sizes], [], peer=peer, tag=0)
-    current().call("send", group.made, [_BYTES], [], peer=peer, tag=0, seen=False)
+    for each, seen in ((sizes, True), (_BYTES, False)):
+        with current().batch() if use_batch else nullcontext():
+            current().call("send", group.made, [each], [], peer=peer, tag=0, seen=seen)
     receiver = dist.get_global_rank(group, peer)
     exchange.put(group.group_name, "send", dist.get_rank(), receiver, object_list)
 
@@ -143,6 +146,7 @@ def recv_object_list(
     group: Any = None,
     device: Any = None,
     group_src: int | None = None,
+    use_batch: bool = False,
     **kwargs: Any,
 ) -> int:
     """Takes the sender's objects, or keeps this rank's; returns the sender, 0 if it is any."""
@@ -152,8 +156,9 @@ def recv_object_list(
     anyone = src is None and group_src is None
     peer = -1 if anyone else _root(group, src, group_src)
     sizes = torch.empty(len(object_list), dtype=torch.int64)
-    current().call("recv", group.made, [], [sizes], peer=peer, tag=0)
-    current().call("recv", group.made, [], [_BYTES], peer=peer, tag=0, seen=False)
+    for each, seen in ((sizes, True), (_BYTES, False)):
+        with current().batch() if use_batch else nullcontext():
+            current().call("recv", group.made, [], [each], peer=peer, tag=0, seen=seen)
     sender = -1 if anyone else dist.get_global_rank(group, peer)
     name = group.group_name
     got = None if anyone else exchange.get(name, "send", sender, dist.get_rank())

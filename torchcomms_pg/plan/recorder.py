@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -55,6 +56,15 @@ class Recorder:
     def end_batch(self) -> None:
         """Ends the batch of this thread."""
         self._batch.number = 0
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Makes the messages of this thread within it one batch."""
+        self.begin_batch()
+        try:
+            yield
+        finally:
+            self.end_batch()
 
     def made(self, made: Made) -> int:
         """Records a call that makes groups, and returns its index."""

@@ -214,11 +214,8 @@ class _World:
 
 def _batch(old: Callable[..., Any]) -> Callable[..., Any]:
     def batch_isend_irecv(p2p_op_list: Any) -> Any:
-        current().begin_batch()
-        try:
+        with current().batch():
             return old(p2p_op_list)
-        finally:
-            current().end_batch()
 
     return batch_isend_irecv
 
