@@ -118,6 +118,15 @@ def scatter_object_list(
     current().call("scatter", group.made, [_SIZE], [_SIZE], root=root)
 
 
+def _record_messages(op: str, group: Any, peer: int, count: int, use_batch: bool) -> None:
+    """Records the message with the sizes of ``count`` objects, and the one with their bytes."""
+    sizes = torch.empty(count, dtype=torch.int64)
+    for each, seen in ((sizes, True), (_BYTES, False)):
+        inputs, outputs = ([each], []) if op == "send" else ([], [each])
+        with current().batch() if use_batch else nullcontext():
+            current().call(op, group.made, inputs, outputs, peer=peer, tag=0, seen=seen)
+
+
 def send_object_list(
     object_list: list[Any],
     dst: int | None = None,
@@ -132,10 +141,7 @@ def send_object_list(
         return
     group = wanted(group)
     peer = _root(group, dst, group_dst)
-    sizes = torch.empty(len(object_list), dtype=torch.int64)
-    for each, seen in ((sizes, True), (_BYTES, False)):
-        with current().batch() if use_batch else nullcontext():
-            current().call("send", group.made, [each], [], peer=peer, tag=0, seen=seen)
+    _record_messages("send", group, peer, len(object_list), use_batch)
     receiver = dist.get_global_rank(group, peer)
     exchange.put(group.group_name, "send", dist.get_rank(), receiver, object_list)
 
@@ -155,10 +161,7 @@ def recv_object_list(
     group = wanted(group)
     anyone = src is None and group_src is None
     peer = -1 if anyone else _root(group, src, group_src)
-    sizes = torch.empty(len(object_list), dtype=torch.int64)
-    for each, seen in ((sizes, True), (_BYTES, False)):
-        with current().batch() if use_batch else nullcontext():
-            current().call("recv", group.made, [], [each], peer=peer, tag=0, seen=seen)
+    _record_messages("recv", group, peer, len(object_list), use_batch)
     sender = -1 if anyone else dist.get_global_rank(group, peer)
     name = group.group_name
     got = None if anyone else exchange.get(name, "send", sender, dist.get_rank())
