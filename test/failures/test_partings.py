@@ -1,5 +1,6 @@
 """Where ranks have parted: the decision that has sent them to different operations."""
 
+import itertools
 import pathlib
 import re
 import sys
@@ -14,6 +15,7 @@ from torchcomms_pg.parting import branches, inquiry, positions
 
 FOLDER = pathlib.Path(__file__).parent / "partings"
 MARKS = ("  # parted", "  # perhaps")  # the line, or one of several that the positions allow
+SO_FAR = "  # parted, so far"  # as long as a rank has not come farther
 PROGRAMS = sorted(FOLDER.glob("*.py"))
 
 
@@ -30,7 +32,9 @@ def reports(group):
             for number, (name, _, thread, stack, _) in enumerate(calls, 1)
         ]
         threads = {each.thread for each in operations} | {group.threads[rank]}
-        told.append(positions.Report(rank, operations, inquiry.now_of(frames, threads)))
+        now = inquiry.now_of(frames, threads)
+        now = {thread: lockstep.without_trace(stack) for thread, stack in now.items()}
+        told.append(positions.Report(rank, operations, now))
     return [positions.read(positions.write(report)) for report in told]
 
 
@@ -41,6 +45,8 @@ def part(group):
     number = group.done + 1
     waiting = [rank for rank, count in enumerate(counts) if count >= number]
     missing = [rank for rank, count in enumerate(counts) if count < number]
+    if not waiting:
+        return None
     if missing:
         pair = (waiting[0], missing[0])
     else:
@@ -54,10 +60,10 @@ def part(group):
     return found and (found, found.text(lambda file, line: f"{pathlib.Path(file).name}:{line}"))
 
 
-def marked(path):
+def marked(path, marks=MARKS):
     """The lines of the program with a comment that names them as right."""
     lines = path.read_text().splitlines()
-    return [number for number, line in enumerate(lines, 1) if line.endswith(MARKS)]
+    return [number for number, line in enumerate(lines, 1) if line.endswith(marks)]
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
@@ -70,6 +76,19 @@ def test_the_ranks_parted_at_the_marked_line_or_nothing_is_said(path):
         return
     assert found is not None, "nothing is said"
     assert sorted(place.line for place in found[0].places) == right, found[1]
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+def test_wherever_a_rank_is_late_no_wrong_line_is_named(path):
+    allowed = [[], marked(path)] + [[line] for line in marked(path, SO_FAR)]
+    for rank in range(getattr(lockstep.load(path), "WORLD", 2)):
+        for count in itertools.count(1):
+            parked = lockstep.Parked(path, rank, count)
+            found = lockstep.run(path, part, begin=parked.begin)
+            if parked.line is None:
+                break
+            places = sorted(place.line for place in found[0].places) if found else []
+            assert places in allowed, f"rank {rank} at line {parked.line}: {found[1]}"
 
 
 LONG_AGO = """

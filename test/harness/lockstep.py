@@ -81,6 +81,41 @@ class At:
             self.group.wait(self.rank, lambda: False)
 
 
+class Parked:
+    """Has a rank wait at one of the lines of its program, as a rank does that has got no core.
+
+    Attributes:
+        line: where the rank waits; None if its program has fewer lines.
+    """
+
+    def __init__(self, path, rank, count):
+        self.path, self.rank, self.left, self.line = str(path), rank, count, None
+
+    def begin(self, group, rank):
+        if rank == self.rank:
+            self.group = group
+            sys.settrace(self.trace)
+
+    def trace(self, frame, event, _):
+        if frame.f_code.co_filename != self.path:
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                self.line = frame.f_lineno
+                with self.group.changed:
+                    self.group.wait(self.rank, lambda: False)
+        return self.trace
+
+
+def without_trace(stack):
+    """Returns the places of a stack up to where its rank is parked."""
+    for level, frame in enumerate(stack):
+        if frame.code.file == __file__ and frame.code.name == "Parked.trace":
+            return stack[:level]
+    return stack
+
+
 def load(path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
@@ -88,7 +123,7 @@ def load(path):
     return module
 
 
-def run(path, at_hang, world=None, last=lambda at: None):
+def run(path, at_hang, world=None, last=lambda at: None, begin=lambda group, rank: None):
     """Runs the program's main() on each rank. Returns at_hang(group) if it hangs, else None.
 
     Args:
@@ -96,6 +131,7 @@ def run(path, at_hang, world=None, last=lambda at: None):
         at_hang: called while the ranks wait.
         world: the number of ranks; None for the program's.
         last: called by each rank after main().
+        begin: called by each rank before main().
     """
     module = load(path)
     group = Group(world or getattr(module, "WORLD", 2))
@@ -104,6 +140,7 @@ def run(path, at_hang, world=None, last=lambda at: None):
     def rank(number):
         try:
             at = At(group, number)
+            begin(group, number)
             module.main(at)
             last(at)
         except Stopped:

@@ -36,7 +36,7 @@ class Rank(NamedTuple):
 
     last: Stack
     next: Stack
-    waits: bool  # in an operation; otherwise its thread may go on
+    operation: str  # in which it waits; "" if its thread may go on
 
 
 class Unknown(Exception):  # noqa: N818
@@ -62,9 +62,11 @@ class Comparison:
         self._opaque = opaque
         # by code and place of a call: what it has called to issue operations; None for torch
         self._sites: dict[Code, dict[int, set[Code | None]]] = {}
+        # the names of these operations
+        self._names: dict[tuple[Code, int], set[str]] = {}
         self._always: dict[Code, bool] = {}
-        for stack in {operation.stack for operation in history}:
-            self._note(stack)
+        for name, stack in {(operation.name, operation.stack) for operation in history}:
+            self._note(name, stack)
 
     def shown(self, stack: Stack) -> Stack:
         """Returns the part of a stack that decides something: of the program's own frames.
@@ -104,6 +106,8 @@ class Comparison:
             raise Unknown("different functions")
         self._refuse_if_late(level, first, second)
         self._refuse_if_late(level, second, first)
+        self._refuse_if_to_match(level, first, second)
+        self._refuse_if_to_match(level, second, first)
         found = self._level(level, first, second, False, ())
         merged: dict[tuple[Code, int], Decision] = {}
         for each in found:
@@ -168,18 +172,19 @@ class Comparison:
             reached |= flow.forward(ends, barred)
         if here in reached:
             found.add(0)
-        if again and here in flow.forward(follows, barred):
+        if again and here != loop and here in flow.forward(follows, barred):
             found.add(1)
         if rank.last[: level + 1] == rank.next[: level + 1]:
             found.add(0)  # still in the same call, perhaps
         return found
 
-    def _note(self, stack: Stack) -> None:
+    def _note(self, name: str, stack: Stack) -> None:
         frames = self.shown(stack)
         known = [frame for frame in frames if not self._opaque(frame.code.file)]
         for caller, callee in zip(known, [*known[1:], None], strict=False):
             sites = self._sites.setdefault(caller.code, {})
             sites.setdefault(caller.instruction, set()).add(callee.code if callee else None)
+            self._names.setdefault((caller.code, caller.instruction), set()).add(name)
 
     def _closed(self, code: Code) -> Callable[[int], bool]:
         sites = self._sites.get(code, {})
@@ -228,7 +233,7 @@ class Comparison:
 
     def _refuse_if_late(self, level: int, late: Rank, other: Rank) -> None:
         """Raises Unknown if a rank that is in no operation may only be slow."""
-        if late.waits:
+        if late.operation:
             return
         code, here = late.next[level]
         there = other.next[level].instruction
@@ -237,11 +242,36 @@ class Comparison:
         closed = self._closed(code)
         barred = lambda place: place == there or closed(place)  # noqa: E731
         starts = self.starts(late, prefix, code)
-        if here not in flow.forward(starts, barred):
+        stays = late.last[: level + 1] == late.next[: level + 1]  # in the same call, perhaps
+        if not stays and here not in flow.forward(starts, barred):
             return  # it has passed the other rank's place
-        onward = flow.forward([here], closed)
+        onward = flow.forward([here, *(flow.after(here) if stays else ())], closed)
         if there in onward or (EXIT in onward and self._comes_again(prefix)):
             raise Unknown("a rank may be late")
+
+    def _refuse_if_to_match(self, level: int, late: Rank, other: Rank) -> None:
+        """Raises Unknown if a rank that is in no operation may come to the other's by its own way.
+
+        Two branches that call one operation each have sent the ranks to different places, and no
+        rank waits because of that.
+        """
+        if late.operation or not other.operation:
+            return
+        code, there = other.next[level]
+        follows = self.flow(code).forward(self.flow(code).after(there), self._closed(code))
+        own = [
+            at for at in range(level, len(late.next)) if not self._opaque(late.next[at].code.file)
+        ]
+        for at in reversed(own):
+            code, here = late.next[at]
+            flow = self.flow(code)
+            starts = [here] if at == own[-1] else flow.after(here)
+            reached = flow.forward(starts, self._closed(code))
+            calls = reached - follows if at == level else reached
+            if any(other.operation in self._names.get((code, call), ()) for call in calls):
+                raise Unknown("a rank may be late for another call of the operation")
+            if EXIT not in reached:
+                return
 
     def _own(self, stack: Stack, level: int) -> int | None:
         """Returns the next level whose frame is not opaque, or None."""
@@ -309,11 +339,13 @@ class Comparison:
                     )
         context = (code, level, (place, end), calls)
         found += self._raised(first, place, to_second, context)
-        found += self._passed(level, first, second, place, end, calls)
+        if place in flow.forward(others, closed):
+            found += self._passed(level, first, second, place, end, calls)
         if not left:
             turned = (code, level, (end, place), ())
             found += self._flipped(self._raised(second, end, to_first, turned))
-            found += self._flipped(self._passed(level, second, first, end, place, ()))
+            if end in flow.forward(starts, closed):
+                found += self._flipped(self._passed(level, second, first, end, place, ()))
         return found
 
     def _raised(
@@ -340,7 +372,7 @@ class Comparison:
         closed = self._closed(code)
         if closed(place) or end not in flow.forward(flow.after(place), closed):
             return []
-        if not inside.waits:
+        if not inside.operation:
             return []  # it is in some call that issues nothing
         inner = self._own(inside.next, level + 1)
         if inner is None:

@@ -200,7 +200,7 @@ class Inquiry:
                 Rank(
                     self._shown(last.stack) if last else (),
                     self._shown(stack),
-                    operation is not None,
+                    operation.name if operation else "",
                 )
             )
             places.append(operation)

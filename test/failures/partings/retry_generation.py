@@ -3,7 +3,7 @@ class Lost(Exception):
 
 
 def attempt(at, number):
-    if at.rank == 1 and number == 0:
+    if at.rank == 1 and number == 0:  # parted, so far
         raise Lost
     at.all_reduce(at.ones(2))
 
