@@ -54,9 +54,14 @@ def pytest_collection_finish(session):
         wanted = {getattr(item.function, "started_with", None) for item in session.items}
         ranks.start(wanted)
         for item in session.items:
-            marker = item.get_closest_marker("timeout")
-            limit = marker.args[0] if marker else float(session.config.getini("timeout"))
-            item.add_marker(pytest.mark.timeout(limits.grown(limit)), append=False)
+            limit = limits.grown(limit_of(session.config, item))
+            item.add_marker(pytest.mark.timeout(limit), append=False)
+
+
+def limit_of(config, item):
+    """Returns the seconds that a test may take on an idle machine."""
+    marker = item.get_closest_marker("timeout")
+    return marker.args[0] if marker else float(config.getini("timeout"))
 
 
 def pytest_report_header(config):
@@ -74,7 +79,7 @@ def pytest_runtest_setup(item):
         gpus.skip_if_refused(item.callspec.params.get("world", 1))
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest's selection by marker
 def pytest_collection_modifyitems(config, items):
     """TEST_BACKEND=gloo checks harness and reference values; what Gloo lacks is skipped there."""
     sampling.mark_slow(items)
@@ -87,3 +92,6 @@ def pytest_collection_modifyitems(config, items):
         mark = item.get_closest_marker("beyond_gloo")
         if mark and ranks.BACKEND == "gloo":
             item.add_marker(pytest.mark.skip(reason="Gloo cannot do this"))
+    yield
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+    items[:] = sampling.long_ones_first(items, lambda item: limit_of(config, item), processes)

@@ -197,6 +197,10 @@ class Hang:
             elif ask is verdict:
                 seconds = answered
             scores[entrant] = judge(answer, self.truth, seconds)
+            if scores[entrant].wrong_rank or scores[entrant].wrong_branch:
+                print(
+                    f"{self.name}: {entrant} is wrong:", *found.verdicts, sep="\n", file=sys.stderr
+                )
         return scores
 
     def _evidence(self):

@@ -70,11 +70,24 @@ def test_readers_of_dumps_are_scored_over_scenes():
     assert any(score.rank for each in scores for score in each.values())
 
 
+def played(*cell):
+    """Returns the scores of a hang, of three tries: a rank without a core is not waited for."""
+    for _ in range(3):
+        ((_, scores),) = league.play([cell])
+        told = scores["verdict"]
+        assert not told.wrong_rank and not told.wrong_branch
+        if told.rank and told.line and told.branch in (True, None):
+            break
+    return cell, scores
+
+
 @pytest.mark.beyond_gloo
 @pytest.mark.timeout(240, method="thread")
 def test_two_hangs_make_the_table(tmp_path):
-    cells = [("parting", "early_return", "torchcomms"), ("fault", "never calls", "torchcomms")]
-    results = list(league.play(cells))
+    results = [
+        played("parting", "early_return", "torchcomms"),
+        played("fault", "never calls", "torchcomms"),
+    ]
     page = tmp_path / "page.md"
     page.write_text(f"before\n{league.BEGIN}old\n{league.END}after\n")
     league.write(page, league.table(results))

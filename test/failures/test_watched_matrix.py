@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from failures import watched_matrix
+from harness import gpus
 
 pytestmark = [
     pytest.mark.beyond_gloo,
@@ -13,13 +14,17 @@ pytestmark = [
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_right_rank_is_named_in_nearly_all_cells_and_a_wrong_one_in_none():
-    results = dict(watched_matrix.run_matrix())
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("api", watched_matrix.APIS)
+def test_the_right_rank_is_named_in_all_cells_but_one_and_a_wrong_one_in_none(api):
+    cells = [cell for cell in watched_matrix.CELLS if cell[1] == api]
+    if not cells:
+        pytest.skip(gpus.missing())
+    results = dict(watched_matrix.run_matrix(cells))
     right, judged, wrong = watched_matrix.score(results)
     told = [f"{cell}: {outcome}" for cell, outcome in results.items() if outcome[0] != "right"]
     assert wrong == 0, "\n".join(told)
-    assert judged > len(results) / 2 and right >= 0.95 * judged, "\n".join(told)
+    assert judged > len(results) / 2 and right >= judged - 1, "\n".join(told)
 
 
 @pytest.mark.parametrize(

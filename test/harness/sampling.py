@@ -10,12 +10,16 @@ of the file with the next value.
 
 CI runs the same tests on several torches, one of which has all calls. The others take turns
 (``--turn 2/4``): each has at least one call of each test, and together they have every call.
+
+Also chooses the order, for a run that several processes share.
 """
 
 import collections
 import itertools
 
 import pytest
+
+LONG = 300  # seconds
 
 
 def mark_slow(items):
@@ -44,6 +48,28 @@ def of_turn(items, turn, turns):
         first = (turn + number) % min(turns, len(calls))
         chosen.update(item.nodeid for item in calls[first::turns])
     return [item for item in items if item.nodeid in chosen]
+
+
+def long_ones_first(items, limit_of, processes):
+    """Returns the tests in an order in which no process is left alone with a long one.
+
+    pytest-xdist gives each process a part of the list, and later moves tests from the ends of parts
+    to processes that have none left. So each part begins with its share of the tests with long
+    limits, the longest first.
+    """
+    if processes == 1:
+        return items
+    long = [item for item in items if limit_of(item) >= LONG]
+    long.sort(key=limit_of, reverse=True)
+    rest = [item for item in items if item not in set(long)]
+    order = []
+    for number in range(processes):
+        size = (len(items) - len(order)) // (processes - number)
+        part = long[number::processes]
+        share = max(size - len(part), 0)
+        order += part + rest[:share]
+        rest = rest[share:]
+    return order + rest
 
 
 def calls_of_each(marker, items):

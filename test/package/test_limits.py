@@ -111,3 +111,13 @@ def test_runs_that_take_turns_have_some_call_of_each_test_and_together_every_cal
     first = [run for run in runs if calls[0] in run]
     assert len(first) == 4, "a test without parameters is of every run"
     assert sampling.of_turn(calls, 1, 1) == calls
+
+
+def test_each_process_begins_with_its_share_of_the_long_tests():
+    limits_of = dict.fromkeys(range(100), 120) | {40: 300, 41: 900, 42: 600, 99: 301}
+    order = sampling.long_ones_first(list(range(100)), limits_of.get, 3)
+    assert sorted(order) == list(range(100))
+    assert (order[:2], order[33], order[66]) == ([41, 40], 42, 99)
+    assert [item for item in order if limits_of[item] == 120] == [
+        item for item in range(100) if limits_of[item] == 120
+    ]
