@@ -39,10 +39,11 @@ def group_of(made, rank, dimension):
     )
 
 
-def call(op, made, peer=None, numel=8, root=None, where=0):
+def call(op, made, peer=None, numel=8, root=None, where=0, batch=0):
     sizes = ((numel,),)
     reduction = "SUM" if op == "all_reduce" else ""
-    return Called(op, made, sizes, sizes, "Float", peer, root, reduction, None, 0, 0, "cpu", where)
+    message = (peer, root, reduction, None, batch)
+    return Called(op, made, sizes, sizes, "Float", *message, 0, "cpu", where)
 
 
 class Ranks:

@@ -7,7 +7,9 @@ import json
 import os
 from pathlib import Path
 
-from torchcomms_pg.plan.answer import plan
+from torchcomms_pg.plan import chakra
+from torchcomms_pg.plan.answer import Answer, plan
+from torchcomms_pg.plan.chakra_schema import MissingPackageError
 from torchcomms_pg.plan.ranges import from_ranges
 from torchcomms_pg.plan.report import as_dict, as_text, last_line
 from torchcomms_pg.plan.runners import Job, PlanError
@@ -20,15 +22,29 @@ def main() -> None:
     options = _parser().parse_args()
     job, ranks = _job(options)
     try:
+        if options.chakra:
+            chakra.check(options.chakra)
         answer = plan(job, ranks, each=options.ranks is not None)
-    except (PlanError, ValueError) as error:
+    except (MissingPackageError, PlanError, ValueError) as error:
         raise SystemExit(f"torchcomms_pg.plan: {error}") from None
     if options.json:
         Path(options.json).write_text(json.dumps(as_dict(answer), indent=1) + "\n")
     print("torchcomms_pg.plan:")
     print(as_text(answer), end="\n\n")
+    if options.chakra:
+        print(_chakra(answer, options), end="\n\n")
     print(last_line(answer), flush=True)
     raise SystemExit(answer.exit_code)
+
+
+def _chakra(answer: Answer, options: argparse.Namespace) -> str:
+    ranks = options.chakra_ranks
+    try:
+        if ranks is not None:
+            ranks = list(answer.dumps) if ranks == "all" else from_ranges(ranks)
+        return str(chakra.write(answer, options.chakra, options.step, ranks))
+    except ValueError as error:
+        raise SystemExit(f"torchcomms_pg.plan: {error}") from None
 
 
 def _job(options: argparse.Namespace) -> tuple[Job, list[int] | None]:
@@ -71,6 +87,22 @@ def _parser() -> argparse.ArgumentParser:
         "of each role are run, and the answer is for all",
     )
     parser.add_argument("--json", metavar="FILE", help="writes the answer to this file, too")
+    parser.add_argument(
+        "--chakra",
+        metavar="FOLDER",
+        type=Path,
+        help="writes a Chakra execution trace of each rank into this new folder",
+    )
+    parser.add_argument(
+        "--chakra-ranks",
+        metavar="RANKS",
+        help="ranks that have a trace, or all; if unset, all, or those run if all were many",
+    )
+    parser.add_argument(
+        "--step",
+        type=_count,
+        help="the step of the optimizers that is written, from 1 on; the last if unset",
+    )
     parser.add_argument("--beside", type=_count, help="ranks that run at once; one a core if unset")
     parser.add_argument(
         "--limit", type=float, default=600.0, help="most seconds of one rank, 600 if unset"

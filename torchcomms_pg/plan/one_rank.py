@@ -7,7 +7,7 @@ import runpy
 import sys
 import traceback
 
-from torchcomms_pg.plan import fsdp, functional, memory, values, world
+from torchcomms_pg.plan import fsdp, functional, memory, rounds, values, world
 from torchcomms_pg.plan.program import Program
 from torchcomms_pg.plan.recorder import current
 
@@ -23,6 +23,7 @@ def run(rank: int, size: int, per_host: int, command: list[str]) -> Program:
     world.enter(rank, size, per_host)
     values.install()
     memory.Meter()
+    rounds.Rounds()
     fsdp.install()
     functional.install()
     program = current().program

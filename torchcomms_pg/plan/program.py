@@ -66,6 +66,8 @@ class Program:
     ``meshes`` has the shape and the names of the dimensions of each mesh of the whole job.
     ``unseen`` says what depended on data, a line each. ``modules`` are the modules that the program
     has imported. ``error`` is the text of the exception that ended it, ``code`` its exit code.
+    ``steps`` has the number of calls at the end of each step of its optimizers. ``waits``: of calls
+    that the program did not wait for at once, by their index, the number of calls before it did.
     """
 
     rank: int
@@ -75,6 +77,8 @@ class Program:
     meshes: list[tuple[tuple[int, ...], tuple[str, ...]]] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
     memory: Memory = field(default_factory=Memory)
+    steps: list[int] = field(default_factory=list)
+    waits: dict[int, int] = field(default_factory=dict)
     modules: list[str] = field(default_factory=list)
     error: str = ""
     code: int = 0

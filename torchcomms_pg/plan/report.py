@@ -55,7 +55,8 @@ def _hazards(answer: Answer) -> str:
     return text.replace("No hazard for NCCL found.", "No hazard found.", 1)
 
 
-def _size(count: float) -> str:
+def size_text(count: float) -> str:
+    """Returns a number of bytes as ``481 GB``."""
     for unit in ("B", "KB", "MB", "GB", "TB"):
         if count < 1000 or unit == "TB":
             exact = count >= 10 or count == int(count)
@@ -67,15 +68,15 @@ def _size(count: float) -> str:
 def _volume_table(moved: list[Volume]) -> list[str]:
     rows = [("dimension", "operation", "ranks", "calls", "in hosts", "between", "by trees")]
     for each in moved:
-        tree = _size(each.tree_between) if each.tree_between != each.between else ""
+        tree = size_text(each.tree_between) if each.tree_between != each.between else ""
         rows.append(
             (
                 each.dimension,
                 each.op,
                 str(each.size),
                 str(each.calls),
-                _size(each.inside),
-                _size(each.between),
+                size_text(each.inside),
+                size_text(each.between),
                 tree,
             )
         )
@@ -95,8 +96,8 @@ def _memory(answer: Answer) -> list[str]:
     for ranks, memory in answer.memory().items():
         if memory.parameters:
             lines.append(
-                f"  {_size(memory.parameters)} of parameters, {_size(memory.gradients)} of "
-                f"gradients, {_size(memory.states)} of states: {ranks}"
+                f"  {size_text(memory.parameters)} of parameters, {size_text(memory.gradients)} of "
+                f"gradients, {size_text(memory.states)} of states: {ranks}"
             )
     if not lines:
         return []

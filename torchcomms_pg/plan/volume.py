@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from torchcomms_pg.trace.dumps import Dumps
 from torchcomms_pg.trace.groups import Group
 
-_BYTES = {
+BYTES = {
     "Byte": 1,
     "Char": 1,
     "Bool": 1,
@@ -75,7 +75,7 @@ def volumes(dumps: Dumps, per_host: int) -> list[Volume]:
                 if entry.op == "send" and entry.receiver is not None:
                     volume = _volume(found, entry.group, "send")
                     volume.calls += 1
-                    moved = math.prod((entry.numel_in, _BYTES.get(entry.dtype, 0)))
+                    moved = math.prod((entry.numel_in, BYTES.get(entry.dtype, 0)))
                     if entry.rank // per_host == entry.receiver // per_host:
                         volume.inside += moved
                     else:
@@ -88,7 +88,7 @@ def volumes(dumps: Dumps, per_host: int) -> list[Volume]:
         if group not in links:
             links[group] = _links(group.ranks, per_host)
         assert isinstance(inputs, tuple) and isinstance(outputs, tuple)
-        whole = max(_numel(inputs), _numel(outputs)) * _BYTES.get(dtype, 0)
+        whole = max(_numel(inputs), _numel(outputs)) * BYTES.get(dtype, 0)
         _add(_volume(found, group, op), count, whole, links[group])
     return sorted(found.values(), key=lambda each: (each.dimension, each.op, each.size))
 
