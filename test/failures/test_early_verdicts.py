@@ -88,7 +88,8 @@ def test_a_verdict_before_the_deadline_aborts_nothing_and_its_end_is_told(
         # has asked knows when it has issued the operation.
         timed = 0
         for rank in range(3):
-            over = re.search(r"the verdict on group '\w+' is over: (.*)", ranks.output(rank))
+            line = r"the verdict on group '\w+' is over: (.*)\n"
+            over = wait_for(lambda: re.search(line, ranks.output(rank)), SOON)
             assert over, ranks.output(rank)
             assert re.match(r"all_reduce #2 \(1024 x Float.*\) has ended", over[1]), over[1]
             timed += re.search(r"has ended, \S+ s after its issue on rank \d", over[1]) is not None
@@ -219,12 +220,13 @@ def test_ranks_that_wait_in_a_monitored_barrier_are_in_verdict_and_status(starte
 
         def named():
             found[:] = ask()
-            return any(wait["waits_for"] == [1] for wait in found[1]["waits"])
+            waits = [wait for wait in found[1]["waits"] if wait["waits_for"] == [1]]
+            return any("in stays_away" in wait["verdict"] for wait in waits)
 
         assert wait_for(named, SOON), found
         (wait,) = found[1]["waits"]
         assert wait["operation"] == "monitored_barrier of group '0' of ranks 0, 1, 2"
-        assert found[0] == 1 and "in stays_away" in wait["verdict"], found
+        assert found[0] == 1, found
         said = r"verdict: monitored_barrier of group '0' .*: rank 1 has not come\n  rank 1: "
         assert wait_for(lambda: re.search(said, ranks.output(0)), SOON), ranks.output(0)
         ranks.tell(1, "go on")
@@ -263,7 +265,8 @@ def test_a_librarys_own_wait_is_in_status_and_verdict(started, ask):
         for rank in range(2):
             ranks.tell(rank, "go on")
         check(ranks.wait())
-        assert "the verdict on shm_broadcast is over: it has ended" in ranks.output(1)
+        over = "the verdict on shm_broadcast is over: it has ended"
+        assert wait_for(lambda: over in ranks.output(1), SOON), ranks.output(1)
         with pytest.raises(ValueError, match="waiting: for_ranks is \\[\\], wanted"):
             with torchcomms_pg.waiting("nothing", for_ranks=[]):
                 pass
