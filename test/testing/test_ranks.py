@@ -3,6 +3,7 @@
 One run of pytest has all cases of programs/cases.py; the tests look at its reports.
 """
 
+import json
 import os
 import re
 import shutil
@@ -25,14 +26,19 @@ pytestmark = [pytest.mark.stops_ranks, pytest.mark.timeout(PYTEST_LIMIT + 20)]
 PROGRAMS = TESTS / "testing" / "programs"
 
 
-def run_pytest(folder, *args, given="", **env):
-    """Runs pytest on programs/ARGS in a folder of its own; returns the finished process."""
+def run_pytest(folder, *args, given="", before=(), unset=(), **env):
+    """Runs pytest on programs/ARGS in a folder of its own; returns the finished process.
+
+    `before` is a command that runs pytest, and `unset` are variables that pytest does not get.
+    """
     for file in PROGRAMS.glob("*.py"):
         shutil.copy(file, folder)
     (folder / "pytest.ini").write_text("[pytest]\npython_files = *.py\n")
     variables = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
+    for name in unset:
+        variables.pop(name, None)
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args],
+        [*before, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args],
         cwd=folder,
         env=variables | env,
         input=given,
@@ -295,6 +301,40 @@ def test_emulated_gpus_that_cannot_be_had_are_refused_with_what_to_do(tmp_path, 
     monkeypatch.setattr(checks._compat, "FOLDER", str(tmp_path / "torchcomms_pg"))
     with pytest.raises(checks.NoGpusError, match=r"clone the project, and run pip install -e \."):
         checks.environment(False, 2)
+
+
+PRIVATE = ("unshare", "--map-root-user", "--mount")  # memory that other processes do not use
+
+
+@pytest.mark.slow
+def test_many_tests_leave_no_descriptor_thread_process_file_or_memory(tmp_path):
+    """Some of them fail, die, exit and hang."""
+    folders = {name: tmp_path / name for name in ("run", "measured", "tmp", "home")}
+    for folder in folders.values():
+        folder.mkdir()
+    variables = {"MANY": "100", "MEASURED": folders["measured"], "HOME": folders["home"]}
+    unset = ("TORCH_FR_DUMP_TEMP_FILE", "TORCHCOMMS_PG_STATUS")  # which conftest.py has set
+    private = subprocess.run([*PRIVATE, "true"], capture_output=True, check=False).returncode == 0
+    run = run_pytest(
+        folders["run"], "many.py", f"--basetemp={tmp_path / 'base'}", unset=unset,
+        before=[*PRIVATE, "sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "-"]
+        if private
+        else [],
+        **{name: str(value) for name, value in variables.items()}, TMPDIR=str(folders["tmp"]),
+    )  # fmt: skip
+    assert "94 passed, 8 xfailed" in run.stdout, run.stdout + run.stderr
+    of = {path.name: json.loads(path.read_text()) for path in folders["measured"].iterdir()}
+    for who, most in (("session", 4_000_000), ("rank 0", 1_000_000), ("rank 1", 1_000_000)):
+        before, after = of[f"{who} before"], of[f"{who} after"]
+        assert after["processes"][0][0] == before["processes"][0][0], (who, before, after)
+        for was, found in zip(before["processes"], after["processes"], strict=True):
+            # A rank begins some threads when it needs them, once.
+            assert all(map(int.__le__, found, (was[0] + 3, was[1] + 3, was[2] + most))), (
+                was,
+                found,
+            )
+        assert after["files"] == ([[], [], []] if private else before["files"]), (who, after)
+    assert not list(folders["tmp"].iterdir()) and not list(folders["home"].iterdir())
 
 
 @pytest.mark.slow

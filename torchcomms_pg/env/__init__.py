@@ -609,14 +609,17 @@ def recorder_cpp_stacks() -> bool:
     return read_bool("TORCH_FR_CPP_STACK", "TORCH_NCCL_TRACE_CPP_STACK", default=False)
 
 
+# Of the path of dumps; the first that is set counts.
+DUMP_PREFIXES = (
+    "TORCHCOMM_FR_DUMP_TEMP_FILE",
+    "TORCH_FR_DUMP_TEMP_FILE",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+)
+
+
 def dump_prefix() -> str:
     """Returns the first part of a dump's path, followed by the rank."""
-    names = (
-        "TORCHCOMM_FR_DUMP_TEMP_FILE",
-        "TORCH_FR_DUMP_TEMP_FILE",
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
-    )
-    for name in names:
+    for name in DUMP_PREFIXES:
         if value := read(name):
             return value
     cache = read("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())

@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 from _pytest.skipping import evaluate_xfail_marks, xfailed_key
 
+from torchcomms_pg.env import DUMP_PREFIXES
 from torchcomms_pg.testing import checks, pytest_rank
 from torchcomms_pg.testing.calls import GRACE
 from torchcomms_pg.testing.processes import (
@@ -280,11 +281,15 @@ class Bench:
         if config.getoption("log_file", None) or config.getini("log_file"):
             options["log_file"] = os.devnull
         worker = getattr(config, "workerinput", None)
+        # What a group that fails writes belongs to this run.
+        dumps = {}
+        if not any(map(os.environ.get, DUMP_PREFIXES)):
+            dumps[DUMP_PREFIXES[0]] = str(base / "trace_rank_")
         return pytest_rank.Plan(
             options,
             self._files,
             os.getcwd(),
-            os.environ | self._variables,
+            os.environ | self._variables | dumps,
             list(sys.path),
             list(sys.argv),
             worker if worker and _pickles(worker) else {"workerid": "master", "testrunuid": ""},
@@ -382,7 +387,7 @@ class _Test:
                 self._wait()
                 self._finish()
             except BaseException as error:  # of pytest-timeout, or Ctrl-C
-                self._end_running("", blamed=False)
+                self._end(self._running(), "")
                 self._bench.renew(mark.n)
                 if not isinstance(error, (Exception, pytest.fail.Exception)):
                     raise
@@ -410,19 +415,23 @@ class _Test:
         ranks, mark = self._ranks, self._mark
         limit = time.monotonic() + mark.limit
         through = over = None  # since when one rank is through, and since when it is over
-        while running := set(range(mark.n)) - self._done - self._ended:
+        while running := self._running():
             now = time.monotonic()
             deadline, why = limit, f"the test took longer than its limit of {mark.limit:g} s"
             if through is not None and through + mark.timeout + _LATE < deadline:
                 deadline = through + mark.timeout + _LATE
                 why = f"it came {mark.timeout:g} s later to the test's end than another rank"
-            if over is not None and over + GRACE < deadline:
-                deadline, why = over + GRACE, ""
+            # A rank that has failed itself has its fixtures to end, and tells its findings then.
+            if over is not None:
+                failed = {event.rank for event in self._events if _ends_test(event)}
+                grace = GRACE if running - failed else mark.timeout
+                if over + grace < deadline:
+                    deadline, why = over + grace, ""
             if self._terminal in running:
                 deadline = now + 60
             if now >= deadline:
-                self._end_running(why, blamed=bool(why))
-                return
+                self._end(running if why else running - failed or running, why)
+                continue
             for rank, message in ranks.receive(running, min(0.5, deadline - now)):
                 self._take(rank, message)
             ranks.print_lines()
@@ -455,16 +464,18 @@ class _Test:
             self.quit = self.quit or message[1]
             self._uses += [message[2]] if message[2] is not None else []
 
-    def _end_running(self, why: str, blamed: bool) -> None:
-        """Kills the ranks that still run the test, and notes their lines."""
-        running = sorted(set(range(self._mark.n)) - self._done - self._ended)
+    def _running(self) -> set[int]:
+        return set(range(self._mark.n)) - self._done - self._ended
+
+    def _end(self, running: set[int], why: str) -> None:
+        """Kills ranks that still run the test, and notes their lines, and why they are blamed."""
         now = time.monotonic()
-        for rank, stacks in self._ranks.stacks(running).items():
+        for rank, stacks in self._ranks.stacks(sorted(running)).items():
             where = place(stacks)
             text = f"still running{f', at {where}' if where else ''}"
-            if blamed:
+            if why:
                 text += f": {why}\n{without_bench(stacks)}"
-            self._events.append(_Event(rank, now, text=text, blamed=blamed))
+            self._events.append(_Event(rank, now, text=text, blamed=bool(why)))
             self._ranks.kill(rank)
             self._ended.add(rank)
 

@@ -1,6 +1,7 @@
 """Tests that test_ranks.py has pytest run with --check-async and --check-nccl."""
 
 import datetime
+import time
 
 import pytest
 import torch
@@ -51,8 +52,14 @@ def test_waits():
     assert values.sum() == 8
 
 
+@pytest.fixture
+def ends_slowly():
+    yield
+    time.sleep(0.6)
+
+
 @pytest.mark.ranks(2)
-def test_fails_by_an_early_use():
+def test_fails_by_an_early_use(ends_slowly):
     assert sum_and_read_early() == 8
 
 
