@@ -422,8 +422,8 @@ class _Test:
                 deadline = through + mark.timeout + _LATE
                 why = f"it came {mark.timeout:g} s later to the test's end than another rank"
             # A rank that has failed itself has its fixtures to end, and tells its findings then.
+            failed = {event.rank for event in self._events if _ends_test(event)}
             if over is not None:
-                failed = {event.rank for event in self._events if _ends_test(event)}
                 grace = GRACE if running - failed else mark.timeout
                 if over + grace < deadline:
                     deadline, why = over + grace, ""
