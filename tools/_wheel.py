@@ -4,6 +4,7 @@
 the headers of this Python's torch bring into the extension.
 ``_wheel.py combine FOLDER``: unpacks all FOLDER/*/*.whl into FOLDER/unpacked. The new metadata
 names the torches, and lists what is compiled in. With ``--release`` the version stays as it is.
+``_wheel.py check``: fails unless the checkout is the unchanged commit of the version's tag.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import importlib.util
 import json
 import re
+import runpy
 import subprocess
 import sys
 import zipfile
@@ -123,9 +125,9 @@ def write_headers(folder: Path) -> None:
     (folder / "headers.json").write_text(json.dumps(compiled_in(torch, about[1])))
 
 
-def check_release(version: str) -> None:
+def check_release() -> None:
     """Exits with an error unless the checkout is the unchanged commit of the version's tag."""
-    tag = f"v{version}"
+    tag = f"v{runpy.run_path(str(ROOT / 'torchcomms_pg/_version.py'))['__version__']}"
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
@@ -156,7 +158,7 @@ def combine(folder: Path, release: bool) -> None:
     assert count == 1, f"{metadata} asks for torch {count} times"
     metadata.write_text(text)
     if release:
-        check_release(version)
+        check_release()
     else:
         version += "+" + label(unpacked, minors)
         metadata.write_text(
@@ -178,6 +180,8 @@ def main() -> None:
             combine(Path(folder), release=False)
         case ["combine", folder, "--release"]:
             combine(Path(folder), release=True)
+        case ["check"]:
+            check_release()
         case _:
             sys.exit(__doc__)
 

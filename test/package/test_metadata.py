@@ -232,13 +232,34 @@ def test_the_version_of_a_wheel_says_its_torches_and_is_another_when_its_content
     assert f"\nVersion: {versions[3]}\n" in metadata and "\nVersion: of the text\n" in metadata
 
 
-def test_a_release_is_of_the_commit_that_its_tag_names(tmp_path):
-    part(tmp_path, "2.15", public="0.0.7")
-    done = run(
-        sys.executable, ROOT / "tools/_wheel.py", "combine", tmp_path, "--release", cwd=tmp_path
-    )
-    assert done.returncode == 1
-    assert "the checkout is not at the tag v0.0.7: git checkout v0.0.7" in done.stdout
+def test_a_release_is_of_the_commit_that_its_tag_names_and_has_the_plain_version(tmp_path):
+    checkout = tmp_path / "checkout"
+    for name in ("tools/_wheel.py", "torchcomms_pg/_version.py"):
+        (checkout / name).parent.mkdir(parents=True)
+        shutil.copy(ROOT / name, checkout / name)
+    (checkout / "torchcomms_pg/_version.py").write_text('__version__ = "0.0.7"\n')
+
+    def git(*arguments):
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+        assert run("git", *identity, *arguments, cwd=checkout).returncode == 0
+
+    def check():
+        return run(sys.executable, checkout / "tools/_wheel.py", "check", cwd=tmp_path)
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "the release")
+    assert "the checkout is not at the tag v0.0.7: git checkout v0.0.7" in check().stdout
+    git("tag", "v0.0.7")
+    assert check().returncode == 0, check().stdout
+    (checkout / "more").touch()
+    assert "the checkout has changes that v0.0.7 lacks:\n?? more" in check().stdout
+    (checkout / "more").unlink()
+
+    part(tmp_path / "parts", "2.15", public="0.0.7")
+    command = (checkout / "tools/_wheel.py", "combine", tmp_path / "parts", "--release")
+    assert run(sys.executable, *command, cwd=tmp_path).returncode == 0
+    assert (tmp_path / "parts/unpacked/torchcomms_pg-0.0.7.dist-info").is_dir()
 
 
 def test_a_wheel_lists_what_is_compiled_in(tmp_path):
