@@ -11,6 +11,7 @@ from torchcomms_pg import _C, env, metrics, monitoring, nccl, python_stacks
 from torchcomms_pg._patches import unwrapped
 from torchcomms_pg.bootstrap import find_ranks, find_store, with_index
 from torchcomms_pg.comm import TorchComm, wrap
+from torchcomms_pg.errors import UnknownBackendError
 from torchcomms_pg.options import (
     COMMUNICATOR_HINTS,
     HIGH_PRIORITY,
@@ -63,6 +64,7 @@ def new_comm(
         options: values for the arguments above that are not passed. For defaults see `CommOptions`.
 
     Raises:
+        UnknownBackendError: no backend has this name.
         ValueError, TypeError: an argument or an environment variable is wrong or missing.
         RuntimeError: the backend is not available, or does not support the arguments.
         CommError: not all ranks arrived in time.
@@ -72,7 +74,7 @@ def new_comm(
         backend = "shm" if device.type == "cpu" else "nccl"
     if backend not in ("shm", "gloo", *_ACCELERATED):
         known = "'shm', 'gloo', 'auto', 'nccl' or 'ncclx'"
-        raise ValueError(f"new_comm: unknown backend {backend!r}, wanted {known}")
+        raise UnknownBackendError(f"new_comm: failed to find backend {backend!r}, wanted {known}")
     if (device.type == "cpu") == (backend in _ACCELERATED):
         wanted = "CUDA tensors, got device cpu; pass 'cuda'"
         if device.type != "cpu":

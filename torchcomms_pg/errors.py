@@ -83,6 +83,14 @@ class SplitError(ValueError, RuntimeError):
     """
 
 
+class UnknownBackendError(ValueError, ModuleNotFoundError):
+    """`new_comm` was asked for a backend that does not exist.
+
+    ``ModuleNotFoundError`` as well, since the torchcomms package raises that: a program that tries
+    one backend after the other catches it.
+    """
+
+
 def _restore(
     message: str,
     op: str,

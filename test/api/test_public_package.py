@@ -266,6 +266,32 @@ def test_a_wrong_split_is_told_to_all_that_it_concerns(world, backend):
     comm.finalize()
 
 
+MISTAKES = {
+    "split of a list that has a rank twice": (
+        RuntimeError, ValueError, lambda comm: comm.split([0, 0], name="twice")),
+    "split of a list without the caller": (
+        RuntimeError, ValueError, lambda comm: comm.split([1], name="excludes")),
+    "a backend that does not exist": (
+        ModuleNotFoundError, ValueError,
+        lambda comm: torchcomms().new_comm("invalid", torch.device("cpu"), "mine")),
+    "NaN": (RuntimeError, RuntimeError, lambda comm: comm.all_reduce(
+        torch.tensor([float("nan")]), torchcomms().ReduceOp.SUM, False)),
+    "an operation after finalize": (
+        RuntimeError, RuntimeError, lambda comm: (comm.finalize(), comm.barrier(False))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_callers_mistake_raises_what_programs_for_that_package_catch(mistake):
+    there, here, call = MISTAKES[mistake]
+    comm = alone()
+    torchcomms().hooks.NanCheckHook().register_with_comm(comm)
+    with pytest.raises(there) as raised:
+        call(comm)
+    assert isinstance(raised.value, here)
+    comm.finalize()
+
+
 # ---------------------------------------------------------------- what its newest release has
 
 

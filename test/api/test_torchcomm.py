@@ -324,7 +324,7 @@ def test_missing_backends_say_what_is_missing():
     for backend, error, match in (
         ("nccl", ValueError, "CUDA tensors, got device cpu"),
         ("ncclx", ValueError, "CUDA tensors, got device cpu"),
-        ("mpi", ValueError, "unknown backend 'mpi'"),
+        ("mpi", ValueError, "failed to find backend 'mpi'"),
     ):
         with pytest.raises(error, match=match):
             new_comm(backend, "cpu", rank=0, size=1)
