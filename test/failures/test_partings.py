@@ -17,6 +17,8 @@ FOLDER = pathlib.Path(__file__).parent / "partings"
 MARKS = ("  # parted", "  # perhaps")  # the line, or one of several that the positions allow
 SO_FAR = "  # parted, so far"  # as long as a rank has not come farther
 PROGRAMS = sorted(FOLDER.glob("*.py"))
+# lockstep.Stopped ends the threads of a program, too.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
 def opaque(file):

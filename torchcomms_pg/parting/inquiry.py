@@ -129,10 +129,28 @@ class Inquiry:
         for at, loop in enumerate(self._loops):
             values = [each[count + at]["reads"].get(loop.counted.variable) for each in answered]
             if _in_other_iterations(loop, values):
-                return self._skipped(loop, values)
+                variable, line = loop.counted.variable, loop.counted.line
+                return self._skipped(
+                    loop.code,
+                    loop.level,
+                    loop.counted.place,
+                    f"the ranks are in different iterations of the loop at line {line}:"
+                    f" {variable} is {values[0]} on {self._sides[0].name},"
+                    f" {values[1]} on {self._sides[1].name}",
+                )
         chosen = self._choose(told)
         if not chosen:
             return None
+        for index in chosen:
+            if length := self._one_length(index, told):
+                decision, statement, _ = self._candidates[index]
+                return self._skipped(
+                    decision.code,
+                    decision.level,
+                    decision.place,
+                    f"the loop at line {statement.line} has ended on one rank alone, and"
+                    f" {statement.over} is {length} on both: a rank has skipped an operation",
+                )
         places = []
         for index in chosen:
             decision, statement, _ = self._candidates[index]
@@ -411,27 +429,34 @@ class Inquiry:
         left = [at for at in everyone if not any(self._refutes(at, by, ways) for by in everyone)]
         return left or everyone
 
-    def _skipped(self, loop: _Loop, values: list[Any]) -> Parting | None:
+    def _one_length(self, index: int, told: list[list[dict[str, Any]]]) -> str:
+        """Returns what a loop, which has ended on one rank alone, is over, if equally long on both.
+
+        The ranks have not parted at such a loop: one has gone through an iteration without an
+        operation before. Returns "" for other decisions, and if the lengths differ or are unknown.
+        """
+        decision, statement, _ = self._candidates[index]
+        ways = (decision.first, decision.second)
+        if not statement.over or ways[0] is None or ways[1] is None:
+            return ""
+        if ways[0].jumps == ways[1].jumps:
+            return ""
+        lengths = {side[index]["reads"].get(statement.over) for side in told}
+        length = lengths.pop()
+        return length if not lengths and length and length.startswith("a ") else ""
+
+    def _skipped(self, code: Code, level: int, place: int, why: str) -> Parting | None:
         """Returns the decision that lets a rank skip an iteration's operations, if there is one."""
-        code = loop.code
         flow = self._comparison.flow(code)
         found = {
             statement
-            for decision in self._comparison.skips(code, loop.level, loop.counted.place)
+            for decision in self._comparison.skips(code, level, place)
             if (statement := statements.statement_of(decision, flow, False)) is not None
         }
         places = {
             Place(code.file, each.line, statements.function_of(code), each.text) for each in found
         }
-        if len(places) != 1:
-            return None
-        variable = loop.counted.variable
-        line = (
-            f"the ranks are in different iterations of the loop at line {loop.counted.line}:"
-            f" {variable} is {values[0]} on {self._sides[0].name},"
-            f" {values[1]} on {self._sides[1].name}"
-        )
-        return Parting(list(places), [*self._note, line])
+        return Parting(list(places), [*self._note, why]) if len(places) == 1 else None
 
     def _place_of(self, at: int) -> tuple[str, int]:
         decision, statement, _ = self._candidates[at]

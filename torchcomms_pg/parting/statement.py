@@ -25,6 +25,7 @@ class Statement(NamedTuple):
     # iteration is the last one
     test: ast.expr | None
     reads: tuple[str, ...]  # expressions whose values explain the decision
+    over: str = ""  # of a loop over a container that can be read: the container
 
 
 def function_of(code: Code) -> str:
@@ -272,7 +273,8 @@ def _decider(file: str, node: ast.stmt, place: _Range, loops: bool) -> Statement
         whole = None if isinstance(node.test, ast.BoolOp | ast.IfExp) else node.test
         return _make(file, node, kind, test or whole, reads_of(node.test))
     if isinstance(node, ast.For | ast.AsyncFor):
-        return _make(file, node, "for", _last_iteration(node), _reads_of_loop(node))
+        made = _make(file, node, "for", _last_iteration(node), _reads_of_loop(node))
+        return made._replace(over=ast.unparse(node.iter) if is_readable(node.iter) else "")
     if isinstance(node, ast.Match):
         return _make(file, node, "match", None, reads_of(node.subject))
     if isinstance(node, ast.Try | ast.TryStar):
