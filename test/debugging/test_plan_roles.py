@@ -65,11 +65,12 @@ def planned(made, calls, size):
     return roles, ranks.programs, Expansion(roles, ranks.programs).dumps()
 
 
-def test_two_ranks_of_each_role_are_run():
+def test_one_role_is_run_at_the_ends_and_in_the_middle_of_each_dimension():
     made = mesh(8, 8)
     roles, run, dumps = planned(made, lambda r: [call("all_reduce", group_of(made, r, 0))], 64)
-    assert len(roles.ranks) == 9 and not roles.notes
-    assert len(run) == 4 + 4 * 2 + 2  # corners, edges, inside
+    assert len(roles.ranks) == 1
+    assert roles.notes == ["ranks do not differ by their place in 0, 1"]
+    assert sorted(run) == [0, 1, 7, 8, 36, 55, 56, 62, 63]
     assert sorted(dumps) == list(range(64))
     assert all(rank in dumps[rank].entries[0].group.ranks for rank in dumps)
 
@@ -81,8 +82,47 @@ def test_a_stage_that_differs_has_each_place_of_its_dimension_run():
         return [call("all_reduce", group_of(made, rank, 1))] * (10 - rank // 4)
 
     roles, run, dumps = planned(made, calls, 32)
-    assert roles.notes == ["ranks differ by their place in 0: each place was run"]
+    assert roles.notes == [
+        "ranks differ by their place in 0: each place was run",
+        "ranks do not differ by their place in 1",
+    ]
     assert all(len(dumps[rank].entries) == 10 - rank // 4 for rank in range(32))
+
+
+DEPENDS = {  # on what a further call depends, and by what ranks then differ
+    "rank 0": (lambda *at: not any(at), ["default_pg"]),
+    "the last of one dimension": (lambda pp, dp, tp: pp == 4, ["0"]),
+    "all but the first of one": (lambda pp, dp, tp: tp > 0, ["2"]),
+    "the ends of two dimensions": (lambda pp, dp, tp: pp == 4 and dp == 0, ["0", "1"]),
+    "an end of each dimension": (lambda *at: at == (4, 0, 4), ["0", "1", "2"]),
+    "the inner ranks of one": (lambda pp, dp, tp: 0 < dp < 4, ["1"]),
+}
+
+
+@pytest.mark.parametrize("what", DEPENDS)
+def test_roles_are_as_coarse_as_what_calls_depend_on(what):
+    depends, families = DEPENDS[what]
+    made = mesh(5, 5, 5)
+
+    def calls(rank):
+        more = depends(rank // 25, rank // 5 % 5, rank % 5)
+        return [call("all_reduce", group_of(made, rank, 2))] * (1 + more)
+
+    roles, run, dumps = planned(made, calls, 125)
+    by = [line.rpartition(" in ")[2] for line in roles.notes if "being first or last" in line]
+    assert by == families and len(roles.ranks) == 3 ** len(families)
+    assert all(len(dumps[r].entries) == len(calls(r)) for r in range(125))
+
+
+def test_neighbours_by_even_and_odd_places_have_each_place_run():
+    made = mesh(2, 8)
+
+    def calls(rank):
+        return [call("send", group_of(made, rank, 1), rank % 8 ^ 1)]
+
+    roles, run, dumps = planned(made, calls, 16)
+    assert roles.notes[0] == "ranks differ by their place in 1: each place was run"
+    assert [dumps[rank].entries[0].receiver for rank in range(16)] == [r ^ 1 for r in range(16)]
 
 
 def test_a_rank_that_differs_alone_has_all_ranks_of_its_role_run():
@@ -112,7 +152,7 @@ def test_a_peer_is_at_the_same_distance_or_of_the_same_number(ring):
 def test_the_groups_of_a_dimension_are_a_family():
     families = Families(Program(0, mesh(2, 4), [], [STEP]))
     assert [family.name for family in families.all] == ["default_pg", "0", "1"]
-    assert families.all[2].place(6) == (2, 4)
+    assert families.all[2].places[6] == (2, 4)
 
 
 def test_a_collective_that_a_rank_leaves_out_is_where_the_others_lines_move_on():

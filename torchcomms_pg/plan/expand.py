@@ -9,6 +9,7 @@ from pathlib import Path
 from torchcomms_pg.plan.families import Family
 from torchcomms_pg.plan.program import Called, Program
 from torchcomms_pg.plan.roles import Role, Roles
+from torchcomms_pg.plan.sides import side_of
 from torchcomms_pg.trace.dumps import Dump, Dumps, Entry
 from torchcomms_pg.trace.groups import Group
 
@@ -55,9 +56,10 @@ class Expansion:
             peer, root = called.peer, called.root
             if last is not None:
                 other = last.calls[record]
-                places = groups.places(called.made, program.rank, last.rank)
-                peer = _side(peer, other.peer, places, follows=True)
-                root = _side(root, other.root, places, follows=False)
+                places = self._roles.families.of[called.made].places
+                sides = tuple(places[each] for each in (program.rank, last.rank, rank))
+                peer = side_of(peer, other.peer, *sides, follows=True)
+                root = side_of(root, other.root, *sides, follows=False)
             yield _entry(rank, record, called, program, group, backend, peer, root, counts)
 
 
@@ -76,7 +78,6 @@ class _Groups(dict[int, tuple[Group, str]]):
         self._program = program
         self._families = families
         self.told: dict[str, tuple[str, tuple[int, ...]]] = {}
-        self._places: dict[int, tuple[int, int, int, int]] = {}
         if families is not None:
             for family in dict.fromkeys(families):
                 if rank in family.at:
@@ -100,33 +101,6 @@ class _Groups(dict[int, tuple[Group, str]]):
             )
         self[index] = (self._expansion.group(name, ranks, made.description), made.backend)
         return self[index]
-
-    def places(self, index: int, one: int, other: int) -> tuple[int, int, int, int]:
-        """Returns the numbers in their groups of two ranks and of this one, and the size."""
-        assert self._families is not None
-        if index not in self._places:
-            at = self._families[index].at
-            a, b, mine = (at[rank][0].index(rank) for rank in (one, other, self._rank))
-            self._places[index] = (a, b, mine, len(at[self._rank][0]))
-        return self._places[index]
-
-
-def _side(
-    a: int | None, b: int | None, places: tuple[int, int, int, int], *, follows: bool
-) -> int | None:
-    """Returns a rank's peer or root, from the peers or roots of two ranks of its role.
-
-    It is either the same number in each group or at the same distance from the rank's own. If it is
-    both, ``follows`` chooses the distance.
-    """
-    if a is None or b is None or a == -1:
-        return a
-    one, other, mine, size = places
-    distance = (a - one) % size
-    same = a == b
-    if (other + distance) % size == b and (follows or not same):
-        return (mine + distance) % size
-    return a
 
 
 def _entry(

@@ -6,8 +6,10 @@ The groups of one dimension of a mesh are a family.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torchcomms_pg.plan.program import Made, Program
+from torchcomms_pg.plan.sides import Place
 
 
 @dataclass(eq=False)
@@ -32,18 +34,32 @@ class Family:
         names = list(dict.fromkeys(name for _, name, _ in self.at.values()))
         return f"group {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
-    def place(self, rank: int) -> tuple[int, int] | None:
-        """Returns a rank's number in its group and the group's size; None if it is in none."""
-        if rank not in self.at:
-            return None
-        ranks = self.at[rank][0]
-        return ranks.index(rank), len(ranks)
+    @cached_property
+    def places(self) -> dict[int, Place]:
+        """The place of each rank that is in a group."""
+        groups = {ranks for ranks, _, _ in self.at.values()}
+        return {rank: (at, len(some)) for some in groups for at, rank in enumerate(some)}
+
+    @property
+    def largest(self) -> int:
+        """The size of the largest group."""
+        return max(size for _, size in self.places.values())
+
+    def made_of(self, other: Family) -> bool:
+        """Returns whether each group is made of groups of two or more ranks of the other family."""
+        for ranks in {ranks for ranks, _, _ in self.at.values()}:
+            whole = set(ranks)
+            for rank in ranks:
+                if other.places.get(rank, (0, 1))[1] < 2 or not whole.issuperset(other.at[rank][0]):
+                    return False
+        return True
 
 
 class Families:
     """The families of a program that all ranks agree on. ``of`` has a family by index of the call.
 
     A call that not all ranks make, of ``use_local_synchronization``, tells its own groups alone.
+    ``dimensions`` are the families whose groups are not made of groups of another one.
     """
 
     def __init__(self, program: Program) -> None:
@@ -68,3 +84,8 @@ class Families:
             self.of.append(family)
             last = made
         self.complete = all(made.everyone for made in program.made)
+        self.dimensions: list[Family] = []
+        for family in sorted(self.all, key=lambda family: family.largest):
+            if not any(map(family.made_of, self.dimensions)):
+                self.dimensions.append(family)
+        self.dimensions.sort(key=lambda family: family.number)

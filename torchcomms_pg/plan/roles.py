@@ -1,9 +1,9 @@
 """Roles: ranks that are expected to call the same, and the ranks that are run for each role.
 
-A role is a rank's place in each family of groups: the first rank of its group, the last, or one
-between them, and the group's size. Of each role, two ranks are run: the first and the last, which
-differ in each dimension in which the role's ranks differ. If their calls differ, the family is
-looked for whose ranks differ, and its ranks then are a role each.
+At first all ranks in groups of the same sizes are one role. Ranks of a role are run that lie apart:
+at the first and the last place of each dimension, and between them. If two call something else, a
+family of groups is looked for by whose places they differ: its first ranks, its last ranks and
+those between then are a role each or, if that is not enough, the ranks of each place.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from torchcomms_pg.plan.alike import alike, same_groups
 from torchcomms_pg.plan.families import Families, Family
-from torchcomms_pg.plan.program import Called, Program
 
 if TYPE_CHECKING:
     from torchcomms_pg.plan.runners import Runners
@@ -26,8 +27,8 @@ Role = tuple[Hashable, ...]
 class Roles:
     """The roles of a job's ranks.
 
-    ``ranks`` has the ranks of each role; its first rank was run. ``notes`` are lines on roles of
-    which more than two ranks were run, and why.
+    ``ranks`` has the ranks of each role, of which the first and the last were run. ``notes`` are
+    lines on what ranks differ by, and what not.
     """
 
     families: Families
@@ -35,64 +36,12 @@ class Roles:
     notes: list[str]
 
 
-class _Search:
-    def __init__(self, runners: Runners, families: Families, ranks: list[int]) -> None:
-        self.runners = runners
-        self.families = families
-        self.ranks = ranks
-        self.fine: set[Family] = set()  # families whose ranks are a role each
-        self.single: set[Role] = set()  # roles whose ranks differ for no family's sake
-        self._places: dict[Family, dict[int, tuple[int, int]]] = {}
-        for family in families.all:
-            places = self._places[family] = {}
-            for some in {ranks for ranks, _, _ in family.at.values()}:
-                places.update({rank: (at, len(some)) for at, rank in enumerate(some)})
+class _By(IntEnum):
+    """What of a rank's place in a family's groups its calls depend on, besides their size."""
 
-    def role(self, rank: int) -> Role:
-        return tuple(
-            self._part(self._places[family].get(rank), family in self.fine)
-            for family in self.families.all
-        )
-
-    @staticmethod
-    def _part(place: tuple[int, int] | None, fine: bool) -> Hashable:
-        if place is None or fine:
-            return place
-        at, size = place
-        return ("first" if at == 0 else "last" if at == size - 1 else "inner", size)
-
-    def roles(self) -> dict[Role, list[int]]:
-        found: dict[Role, list[int]] = defaultdict(list)
-        for rank in self.ranks:
-            role = self.role(rank)
-            found[(*role, rank) if role in self.single else role].append(rank)
-        return found
-
-    def responsible(self, ranks: list[int]) -> Family | None:
-        """Returns a family in which a rank calls something else than the first of `ranks`.
-
-        Tries ranks of the same role that are in one group of the family, small groups first.
-        """
-        first, members = ranks[0], set(ranks)
-        inner = [
-            family for family in self.families.all if family not in self.fine and first in family.at
-        ]
-        for family in sorted(inner, key=lambda family: len(family.at[first][0])):
-            others = [r for r in family.at[first][0] if r in members and r != first]
-            if not others:
-                continue
-            self.runners.run([others[-1]])
-            if not alike(self.runners.programs[first], self.runners.programs[others[-1]], self):
-                return family
-        return None
-
-    def agrees(self, program: Program) -> bool:
-        """Returns whether a rank made the groups that the families are of."""
-        first = self.runners.programs[self.ranks[0]]
-        return [made.lists for made in program.made] == [made.lists for made in first.made]
-
-    def place(self, family: Family, rank: int) -> tuple[int, int]:
-        return self._places[family][rank]
+    NOTHING = 0
+    ENDS = 1  # whether it is the first, the last, or one between
+    PLACE = 2
 
 
 def find_roles(runners: Runners, ranks: Iterable[int], *, each: bool = False) -> Roles:
@@ -103,69 +52,157 @@ def find_roles(runners: Runners, ranks: Iterable[int], *, each: bool = False) ->
     ranks = list(ranks)
     runners.run(ranks[:1])
     families = Families(runners.programs[ranks[0]])
-    search = _Search(runners, families, ranks)
-    notes: list[str] = []
-    if not families.complete:
-        notes.append("a group is made by its own ranks alone: all ranks were run")
     if each or not families.complete:
         runners.run(ranks)
-        return Roles(families, {(rank,): [rank] for rank in ranks}, notes)
+        notes = ["a group is made by its own ranks alone: all ranks were run"]
+        return Roles(
+            families, {(rank,): [rank] for rank in ranks}, [] if families.complete else notes
+        )
+    search = _Search(runners, families, ranks)
     while True:
         roles = search.roles()
-        runners.run(rank for some in roles.values() for rank in (some[0], some[-1]))
-        programs = runners.programs
+        runners.run(rank for some in roles.values() for rank in search.apart(some))
         for role, some in roles.items():
-            one, other = programs[some[0]], programs[some[-1]]
-            if alike(one, other, search) and (len(some) < 3 or search.agrees(one)):
-                continue
-            family = search.responsible(some) if search.agrees(one) else None
-            if family is not None:
-                search.fine.add(family)
-                notes.append(f"ranks differ by their place in {family.name}: each place was run")
-            else:
-                search.single.add(role)
-                notes.append(f"{len(some)} ranks of one role differ: all of them were run")
-            break
+            if (odd := search.odd(some)) is not None:
+                search.divide(role, some, odd)
+                break
         else:
-            return Roles(families, roles, notes)
+            return Roles(families, roles, search.notes())
 
 
-def alike(one: Program, other: Program, search: _Search) -> bool:
-    """Returns whether two ranks of a role call the same, each in its own groups."""
-    if one is other:
-        return True
-    if (one.error, one.code, one.unseen) != (other.error, other.code, other.unseen):
-        return False
-    if len(one.calls) != len(other.calls) or len(one.made) != len(other.made):
-        return False
-    for a, b in zip(one.made, other.made, strict=True):
-        if (a.lists, a.names, a.description) != (b.lists, b.names, b.description):
-            return False
-    return all(_same(one, a, other, b, search) for a, b in zip(one.calls, other.calls, strict=True))
+class _Search:
+    def __init__(self, runners: Runners, families: Families, ranks: list[int]) -> None:
+        self._runners = runners
+        self._families = families
+        self._ranks = ranks
+        self._by = dict.fromkeys(families.all, _By.NOTHING)
+        self._single: dict[Role, int] = {}  # the size of each role whose ranks are all run
+        self._known: dict[tuple[int, int, int], bool] = {}
+
+    def roles(self) -> dict[Role, list[int]]:
+        """Returns the ranks of each role."""
+        found: dict[Role, list[int]] = defaultdict(list)
+        for rank in self._ranks:
+            role = tuple(_part(family, by, rank) for family, by in self._by.items())
+            found[(*role, rank) if role in self._single else role].append(rank)
+        return found
+
+    def apart(self, some: list[int]) -> list[int]:
+        """Returns ranks of a role that lie apart, among them its first and its last.
+
+        Of the dimensions in which the role's ranks differ: each combination of the first and the
+        last place; in one the second place, at the first of the others; in one the last but one, at
+        the last of the others; and the middle in all.
+        """
+        dimensions = []
+        here: list[list[int]] = []
+        for family in self._families.dimensions:
+            among = {family.places[rank][0] for rank in some if rank in family.places}
+            if len(among) > 1:
+                dimensions.append(family.places)
+                here.append(sorted(among))
+        firsts, lasts = (tuple(each[at] for each in here) for at in (0, -1))
+        between = {tuple(each[len(each) // 2] for each in here)}
+        for at, each in enumerate(here):
+            between.add((*firsts[:at], each[1], *firsts[at + 1 :]))
+            between.add((*lasts[:at], each[-2], *lasts[at + 1 :]))
+        found: dict[tuple[int, ...], int] = {}
+        for rank in some:
+            key = tuple(places[rank][0] for places in dimensions)
+            corner = all(at in ends for at, *ends in zip(key, firsts, lasts, strict=True))
+            if corner or key in between:
+                found.setdefault(key, rank)
+        return list(dict.fromkeys([some[0], *found.values(), some[-1]]))
+
+    def odd(self, some: list[int]) -> int | None:
+        """Returns a rank of those run that does not call what its role's first rank calls."""
+        programs = self._runners.programs
+        if len(some) > 2 and not self._in_families(some[0]):
+            return some[-1]
+        run = (rank for rank in (some[-1], *some) if rank in programs)
+        return next((rank for rank in run if not self._alike(some[0], some[-1], rank)), None)
+
+    def _in_families(self, rank: int) -> bool:
+        """Returns whether a rank made the groups that the families are of."""
+        programs = self._runners.programs
+        return same_groups(programs[rank], programs[self._ranks[0]])
+
+    def _alike(self, first: int, last: int, rank: int) -> bool:
+        key = (first, last, rank)
+        if key not in self._known:
+            programs = (self._runners.programs[each] for each in key)
+            self._known[key] = alike(self._families, *programs)
+        return self._known[key]
+
+    def divide(self, role: Role, some: list[int], odd: int) -> None:
+        """Makes several roles of one, whose first rank does not call what ``odd`` calls."""
+        if self._in_families(some[0]) and self._in_families(odd):
+            reason = self._reason(some) or self._on_the_way(some[0], odd)
+            if reason is not None:
+                self._by[reason[0]] = reason[1]
+                return
+        self._single[role] = len(some)
+
+    def _reason(self, some: list[int]) -> tuple[Family, _By] | None:
+        """Returns what alone tells a role's ranks apart that were run, the least of several."""
+        run = [rank for rank in some if rank in self._runners.programs]
+        found: list[tuple[int, Family, _By]] = []
+        for family, now in self._by.items():
+            for by in (_By.ENDS, _By.PLACE):
+                if by <= now or (by == _By.PLACE and family not in self._families.dimensions):
+                    continue
+                parts: dict[Hashable, list[int]] = defaultdict(list)
+                for rank in run:
+                    parts[_part(family, by, rank)].append(rank)
+                if len(parts) > 1 and all(self.odd(part) is None for part in parts.values()):
+                    count = len({_part(family, by, rank) for rank in some})
+                    found.append((count, family, by))
+        return min(found, key=lambda each: each[0])[1:] if found else None
+
+    def _on_the_way(self, one: int, other: int) -> tuple[Family, _By] | None:
+        """Returns the dimension along which ranks differ first on the way from one to another.
+
+        Each step of the way changes the place in one dimension. Runs the ranks on the way.
+        """
+        for family in self._families.dimensions:
+            if one not in family.at or other not in family.at:
+                continue
+            ranks, place = family.at[one][0], family.places[other][0]
+            if place >= len(ranks) or ranks[place] == one:
+                continue
+            after = ranks[place]
+            self._runners.run([after])
+            if not self._alike(one, after, after):
+                ends = _part(family, _By.ENDS, one) != _part(family, _By.ENDS, after)
+                known = self._by[family] != _By.NOTHING
+                return family, _By.PLACE if known or not ends else _By.ENDS
+            one = after
+        return None
+
+    def notes(self) -> list[str]:
+        """Returns lines on what ranks differ by, and what not."""
+        same = []
+        lines = []
+        for family, by in self._by.items():
+            if by == _By.PLACE:
+                lines.append(f"ranks differ by their place in {family.name}: each place was run")
+            elif by == _By.ENDS:
+                lines.append(f"ranks differ by being first or last in {family.name}")
+            elif family in self._families.dimensions and family.largest > 1:
+                same.append(family.name)
+        if same:
+            lines.append(f"ranks do not differ by their place in {', '.join(same)}")
+        for count in self._single.values():
+            lines.append(f"{count} ranks of one role differ: all of them were run")
+        return lines
 
 
-def _same(one: Program, a: Called, other: Program, b: Called, search: _Search) -> bool:
-    families = search.families.of
-    if families[a.made] is not families[b.made]:
-        return False
-    if one.stacks[a.where] != other.stacks[b.where]:
-        return False
-    if (a.op, a.inputs, a.outputs, a.dtype, a.reduce_op) != (
-        (b.op, b.inputs, b.outputs, b.dtype, b.reduce_op)
-    ):
-        return False
-    if (a.tag, a.batch, a.thread, a.device) != (b.tag, b.batch, b.thread, b.device):
-        return False
-    family = families[a.made]
-    mine, theirs = search.place(family, one.rank), search.place(family, other.rank)
-    return _same_side(a.peer, b.peer, mine, theirs) and _same_side(a.root, b.root, mine, theirs)
-
-
-def _same_side(
-    a: int | None, b: int | None, mine: tuple[int, int], theirs: tuple[int, int]
-) -> bool:
-    if a == b:
-        return True
-    if a is None or b is None or -1 in (a, b):
-        return False
-    return (a - mine[0]) % mine[1] == (b - theirs[0]) % theirs[1]
+def _part(family: Family, by: _By, rank: int) -> Hashable:
+    """Returns what ranks of one role have in common in a family."""
+    place = family.places.get(rank)
+    if place is None or by == _By.PLACE:
+        return place
+    at, size = place
+    if by == _By.NOTHING:
+        return size
+    return "first" if at == 0 else "last" if at == size - 1 else "between", size
