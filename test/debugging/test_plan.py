@@ -64,6 +64,20 @@ def run_plan(*arguments):
     return run_python("-m", "torchcomms_pg.plan", *arguments)
 
 
+@pytest.mark.parametrize("order", ["early", "late"])
+def test_an_interleaved_schedule_hangs_that_receives_as_late_as_it_may(order):
+    program = Path(__file__).with_name("planned_pipeline.py")
+    run = run_plan("--world-size", "2", program, order)
+    if order == "early":
+        assert run.returncode == 0 and "No hazard found." in run.stdout, run.stdout + run.stderr
+        return
+    assert run.returncode == 1, run.stdout + run.stderr
+    first = run.stdout.partition("1. ")[2].partition("rule:")[0]
+    assert "need each other crosswise" in first, run.stdout
+    for side in ("rank 0: send 0->1", "rank 1: send 1->0"):
+        assert re.search(rf"{side} .* at .*planned_pipeline\.py:\d+", first), run.stdout
+
+
 def test_cuda_without_a_device_is_refused_with_the_way_to_say_cpu(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("this torch has a CUDA device")
