@@ -1,6 +1,7 @@
-"""What a plan is written as: Chakra's execution traces."""
+"""What a plan is written as: Chakra's execution traces, and a page."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -10,8 +11,10 @@ from debugging.test_plan_roles import call, group_of, mesh, planned
 from harness.programs import run_python
 from torchcomms_pg.plan import Answer, Job, chakra
 from torchcomms_pg.plan.chakra_schema import MissingPackageError
+from torchcomms_pg.plan.page import html
 from torchcomms_pg.plan.steps import step_of
-from torchcomms_pg.trace.hazards.hazard import Hazards
+from torchcomms_pg.trace.dumps import Frame
+from torchcomms_pg.trace.hazards.hazard import Hazard, Hazards
 
 # Names by the numbers of Chakra's published schema, et_def.proto; * is a repeated field.
 NODE = {1: "id", 2: "name", 3: "type", 4: "*ctrl_deps", 5: "*data_deps", 10: "*attr"}
@@ -187,8 +190,8 @@ def test_what_a_simulator_does_not_find_is_told(tmp_path):
     text = str(chakra.write(answer, tmp_path))
     assert "4 of reduce, which ASTRA-sim does not simulate" in text
     assert "4 receives from any rank are left out" in text
-    assert "4 operations have size 0, since it depends on data" in text
-    assert len(read(tmp_path / "train.0.et")) == 2
+    assert "4 operations have 1 byte, since their size depends on data" in text
+    assert [node["comm_size"] for node in read(tmp_path / "train.0.et")] == [32, 1]
 
 
 def test_a_folder_with_files_is_refused(tmp_path):
@@ -203,11 +206,71 @@ def test_a_missing_protobuf_is_told_with_the_command_that_installs_it(tmp_path, 
         chakra.check(tmp_path)
 
 
+def data_of(page):
+    """Returns the data of a page; fails if it needs another file, or its script an element."""
+    assert not re.findall(r"@[A-Z]+@", page)
+    assert not re.findall(r'(?:src|href)="', page), "the page needs something else"
+    elements = set(re.findall(r'id="(\w+)"', page))
+    assert set(re.findall(r'get\("(\w+)"\)', page)) <= elements
+    return json.loads(re.search(r'type="application/json">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def spread(ranges):
+    return [rank for first, last, step in ranges for rank in range(first, last + 1, step)]
+
+
+def test_a_page_has_roles_findings_and_calls_in_order():
+    made = mesh(4, 4)
+    answer = answered(made, pipeline(made), 16)
+    answer.programs[0].meshes.append(((4, 4), ("pp", "dp")))
+    found = Hazard("missing", [4, 5, 6, 7], ["ranks 4-7 are <missing>", "  at train.py:10"])
+    answer.hazards.found.append(found)
+    data = data_of(html(answer))
+    assert data["mesh"] == [["pp", 4], ["dp", 4]] and data["bad"]
+    roles = [spread(role["ranks"]) for role in data["roles"]]
+    assert roles == [list(range(4)), list(range(4, 12)), list(range(12, 16))]
+    run = [rank for role in data["roles"] for rank in spread(role["run"])]
+    assert sorted(run) == sorted(answer.programs)
+    (finding,) = data["findings"]
+    assert finding["text"] == str(found) and spread(finding["ranks"]) == [4, 5, 6, 7]
+    calls = [[data["calls"][call][0] for call in role["calls"]] for role in data["roles"]]
+    assert calls[1] == [
+        "recv -1 (8 x Float)",
+        "all_reduce (8 x Float)",
+        "send +1 (8 x Float)",
+        "all_reduce_barrier (8 x Float)",
+    ]
+    families = [data["families"][data["calls"][call][1]] for call in data["roles"][1]["calls"]]
+    assert families == ["0", "1", "0", "default_pg"]
+    assert {name for name, ranges in data["groups"] if 5 in spread(ranges)} == {"0", "1"}
+    assert data["volume"][0][0] == "dimension" and len(data["volume"]) == 4
+
+
+def test_a_page_of_many_ranks_that_all_differ_is_below_two_megabytes():
+    made = mesh(64, 64)
+    answer = answered(made, lambda rank: [call("all_reduce", 0)], 4096)
+    for rank, dump in answer.dumps.items():  # each calls others than the rest
+        entry = dump.entries[0]
+        entry.frames = tuple(
+            Frame(f"step_{rank}_{line}", "/home/user/a/long/path/to/train.py", line)
+            for line in range(8)
+        )
+        dump.entries = [entry] * (3000 if rank < 70 else 1)
+    answer.roles.ranks = {(rank,): [rank] for rank in range(4096)}
+    answer.programs = {rank: answer.programs.get(rank, answer.programs[0]) for rank in range(4096)}
+    page = html(answer)
+    data = data_of(page)
+    assert len(page.encode()) < 2_000_000
+    assert len(data["roles"]) == 4096 and data["roles"][0]["count"] == 3000
+    assert sum(bool(role["calls"]) for role in data["roles"]) == 64
+
+
 def test_a_step_of_a_program_is_written_by_the_command(tmp_path):
     program, out = Path(__file__).with_name("planned_steps.py"), tmp_path / "out"
+    page = tmp_path / "page.html"
     run = run_python(
         *("-m", "torchcomms_pg.plan", "--world-size", "8", "--hosts", "2x4"),
-        *("--step", "2", "--chakra", out, program),
+        *("--step", "2", "--html", page, "--chakra", out, program),
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert "Chakra trace of step 2 of 3: ranks 0-7, " in run.stdout
@@ -218,3 +281,6 @@ def test_a_step_of_a_program_is_written_by_the_command(tmp_path):
     names[1:3] = ["recv", "send"]
     assert [node["name"] for node in last] == names
     assert [node["comm_size"] for node in last] == [64, 32, 32, 16, 4]
+    data = data_of(page.read_text())
+    assert data["step"] == "step 2 of 3" and data["mesh"] == [["pp", 2], ["dp", 4]]
+    assert [role["count"] for role in data["roles"]] == [5, 5]

@@ -67,7 +67,8 @@ def test_wheel_has_everything_and_nothing_else(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     extension = pathlib.Path(_C.__file__).name
-    data = ("_C.pyi", "py.typed", "trace/timeline.html")
+    pages = ("plan/plan.html", "trace/style.css", "trace/timeline.html", "trace/timeline.js")
+    data = ("_C.pyi", "py.typed", *pages)
     for file in (extension, *data):
         assert f"torchcomms_pg/{file}" in names
     packages = ("torchcomms_pg", "torchcomms_pg_autoload")

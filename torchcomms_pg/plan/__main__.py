@@ -10,6 +10,7 @@ from pathlib import Path
 from torchcomms_pg.plan import chakra
 from torchcomms_pg.plan.answer import Answer, plan
 from torchcomms_pg.plan.chakra_schema import MissingPackageError
+from torchcomms_pg.plan.page import html
 from torchcomms_pg.plan.ranges import from_ranges
 from torchcomms_pg.plan.report import as_dict, as_text, last_line
 from torchcomms_pg.plan.runners import Job, PlanError
@@ -33,6 +34,8 @@ def main() -> None:
     print(as_text(answer), end="\n\n")
     if options.chakra:
         print(_chakra(answer, options), end="\n\n")
+    if options.html:
+        _html(answer, options)
     print(last_line(answer), flush=True)
     raise SystemExit(answer.exit_code)
 
@@ -45,6 +48,13 @@ def _chakra(answer: Answer, options: argparse.Namespace) -> str:
         return str(chakra.write(answer, options.chakra, options.step, ranks))
     except ValueError as error:
         raise SystemExit(f"torchcomms_pg.plan: {error}") from None
+
+
+def _html(answer: Answer, options: argparse.Namespace) -> None:
+    try:
+        options.html.write_text(html(answer, options.step), encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"torchcomms_pg.plan: --html: {error}") from None
 
 
 def _job(options: argparse.Namespace) -> tuple[Job, list[int] | None]:
@@ -87,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         "of each role are run, and the answer is for all",
     )
     parser.add_argument("--json", metavar="FILE", help="writes the answer to this file, too")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="writes a page about the answer")
     parser.add_argument(
         "--chakra",
         metavar="FOLDER",

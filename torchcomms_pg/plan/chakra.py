@@ -30,6 +30,7 @@ from torchcomms_pg.trace.groups import Group
 
 _MOST = 1_000_000  # most operations of all ranks that are written unasked, about 150 MB
 _NODE = 150  # bytes of an operation, roughly
+_LEAST = 1  # least bytes of an operation: ASTRA-sim ends with an error at 0
 _BARRIER = 4  # bytes of the number that torch's nccl reduces
 
 
@@ -177,9 +178,9 @@ class _Writer:
         if entry.op == "all_reduce_barrier":
             return _BARRIER
         if not entry.input_sizes and not entry.output_sizes:
-            self._left["operations have size 0, since it depends on data"] += 1
+            self._left["operations have 1 byte, since their size depends on data"] += 1
         sizes = entry.input_sizes or entry.output_sizes
-        return sum(map(math.prod, sizes)) * BYTES.get(entry.dtype, 0)
+        return max(_LEAST, sum(map(math.prod, sizes)) * BYTES.get(entry.dtype, 0))
 
 
 def dependencies(entries: list[Entry], program: Program) -> list[tuple[list[int], list[int]]]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def as_ranges(ranks: Iterable[int]) -> str:
-    """Returns ``rank 3`` or ``ranks 0-7, 12``, and with a step ``ranks 0-56 by 8``."""
+def spans(ranks: Iterable[int]) -> list[tuple[int, int, int]]:
+    """Returns ranges that have all ranks: the first rank of each, the last, and the step."""
     left = sorted(set(ranks))
-    count = len(left)
-    parts = []
+    found = []
     while left:
         step = left[1] - left[0] if len(left) > 1 else 1
         end = 1
@@ -17,12 +16,20 @@ def as_ranges(ranks: Iterable[int]) -> str:
             end += 1
         if end < 3 and step > 1:
             end = 1
-        first, last = left[0], left[end - 1]
-        parts.append(str(first) if end == 1 else f"{first}-{last}")
-        if end > 2 and step > 1:
-            parts[-1] += f" by {step}"
+        found.append((left[0], left[end - 1], step if end > 1 else 1))
         left = left[end:]
-    return f"rank{'s' if count != 1 else ''} {', '.join(parts)}"
+    return found
+
+
+def as_ranges(ranks: Iterable[int]) -> str:
+    """Returns ``rank 3`` or ``ranks 0-7, 12``, and with a step ``ranks 0-56 by 8``."""
+    found = spans(ranks)
+    parts = [
+        str(first) if first == last else f"{first}-{last}" + (f" by {step}" if step > 1 else "")
+        for first, last, step in found
+    ]
+    one = len(found) == 1 and found[0][0] == found[0][1]
+    return f"rank{'' if one else 's'} {', '.join(parts)}"
 
 
 def from_ranges(text: str) -> list[int]:

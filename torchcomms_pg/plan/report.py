@@ -15,7 +15,7 @@ _MOST_ROLES = 16  # most lines on roles, and on memory
 
 def as_text(answer: Answer) -> str:
     """Returns the report, without the line of the exit code."""
-    blocks = ["\n".join(_head(answer))]
+    blocks = ["\n".join(head(answer))]
     for error, ranks in answer.failed.items():
         blocks.append(f"{as_ranges(ranks)} failed:\n{error.strip()}")
     blocks.append(_hazards(answer))
@@ -35,7 +35,8 @@ def last_line(answer: Answer) -> str:
     return line + (", the program's own" if answer.code else "")
 
 
-def _head(answer: Answer) -> list[str]:
+def head(answer: Answer) -> list[str]:
+    """Returns the lines on what was run."""
     job, roles = answer.job, answer.roles
     judged = sum(map(len, roles.ranks.values()))
     calls = sum(len(dump.entries) for dump in answer.dumps.values())
@@ -65,8 +66,11 @@ def size_text(count: float) -> str:
     raise AssertionError
 
 
-def _volume_table(moved: list[Volume]) -> list[str]:
-    rows = [("dimension", "operation", "ranks", "calls", "in hosts", "between", "by trees")]
+def volume_rows(moved: list[Volume]) -> list[tuple[str, ...]]:
+    """Returns the rows of the table of what is moved; the first row names the columns."""
+    rows: list[tuple[str, ...]] = [
+        ("dimension", "operation", "ranks", "calls", "in hosts", "between", "by trees")
+    ]
     for each in moved:
         tree = size_text(each.tree_between) if each.tree_between != each.between else ""
         rows.append(
@@ -80,6 +84,11 @@ def _volume_table(moved: list[Volume]) -> list[str]:
                 tree,
             )
         )
+    return rows
+
+
+def _volume_table(moved: list[Volume]) -> list[str]:
+    rows = volume_rows(moved)
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     lines = ["Moved in all, by rings, and between hosts by trees if that is another sum:"]
     for row in rows:

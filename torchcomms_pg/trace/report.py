@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import json
 from typing import Any
 
 from torchcomms_pg.trace.analysis import Analysis, Cost, Straggler, Verdict
 from torchcomms_pg.trace.dumps import printable
 from torchcomms_pg.trace.groups import Group
+from torchcomms_pg.trace.page import page
 from torchcomms_pg.trace.timeline import Timeline
 
 
@@ -32,9 +32,7 @@ def html(analysis: Analysis, verdict: Verdict) -> str:
     """Returns a self-contained page with a timeline: lanes are groups of ranks, bars operations."""
     data = Timeline(analysis, verdict).data()
     data |= {"late": _late(analysis.stragglers()), "costs": _costs(analysis.costs())}
-    page = importlib.resources.files("torchcomms_pg.trace").joinpath("timeline.html").read_text()
-    # "</script" in the data would end its element, and "<!--<script" would hide the element's end.
-    return page.replace("@DATA@", json.dumps(data, allow_nan=False).replace("<", "\\u003c"))
+    return page(__package__, "timeline.html", data)
 
 
 def perfetto(analysis: Analysis, verdict: Verdict) -> str:
