@@ -23,7 +23,10 @@ for _ in range(3):
     else:
         dist.recv(activation, group_src=0, group=pp)
         dist.send(activation, group_dst=0, group=pp)
-    dist.all_gather_into_tensor(torch.zeros(16, device="meta"), weight.data[:4], group=dp)
+    whole = torch.zeros(16, device="meta")
+    gathered = dist.all_gather_into_tensor(whole, weight.data[:4], group=dp, async_op=True)
+    dist.all_reduce(loss)
+    gathered.wait()
     dist.all_reduce(loss)
     optimizer.step()
 dist.barrier()

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
+from torchcomms_pg.plan import waits
 from torchcomms_pg.plan.recorder import current, reduction
 
 NAME = "torchcomms_pg_plan"
@@ -23,6 +24,7 @@ def _done(result: object) -> dist.Work:
     future: torch.futures.Future[Any] = torch.futures.Future()
     future.set_result(result)
     work: dist.Work = _work(future)
+    waits.made(work)
     return work
 
 
@@ -101,9 +103,11 @@ class PlanGroup(_ProcessGroup):
 
     def _start_coalescing(self, device: torch.device) -> None:
         current().begin_batch()
+        waits.begin_batch()
 
     def _end_coalescing(self, device: torch.device) -> dist.Work:
         current().end_batch()
+        waits.end_batch()
         return _done([])
 
     def _set_sequence_number_for_group(self) -> None:
@@ -123,6 +127,7 @@ class PlanGroup(_ProcessGroup):
         **more: Any,
     ) -> None:
         current().call(op, self.made, inputs, outputs, **more)
+        waits.called()
 
     def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:
         """Keeps the tensors."""

@@ -7,7 +7,7 @@ import runpy
 import sys
 import traceback
 
-from torchcomms_pg.plan import fsdp, functional, memory, rounds, values, world
+from torchcomms_pg.plan import fsdp, functional, memory, rounds, values, waits, world
 from torchcomms_pg.plan.program import Program
 from torchcomms_pg.plan.recorder import current
 
@@ -26,6 +26,7 @@ def run(rank: int, size: int, per_host: int, command: list[str]) -> Program:
     rounds.Rounds()
     fsdp.install()
     functional.install()
+    waits.install()
     program = current().program
     try:
         _start(command)
