@@ -118,6 +118,15 @@ def a_buffer_is_filled_for_the_next_message():
         message.wait()
 
 
+@thread("aiter PR 4082", "input")
+def an_input_is_filled_while_peers_may_read_it():
+    shard, output = torch.ones(4), torch.empty(4)
+    work = dist.all_gather_into_tensor(output, shard, async_op=True)  # issue
+    shard.fill_(torch.nan)  # then
+    work.wait()
+    assert output.tolist() == [1.0] * 4
+
+
 @thread("Anima-Standalone-Trainer PR 39", "read")
 def the_result_is_transposed_before_the_wait():
     output = torch.empty(2, 3)

@@ -77,8 +77,8 @@ def test_a_program_that_waits_is_not_accused_and_gets_its_results(program):
     assert findings.operations
 
 
-def test_eight_public_threads_have_a_program():
-    assert len(early_uses.threads) == 8
+def test_nine_public_threads_have_a_program():
+    assert len(early_uses.threads) == 9
 
 
 def test_an_operation_of_torchcomm_is_checked():

@@ -51,8 +51,8 @@ def run_pytest(folder, *args, given="", before=(), unset=(), **env):
 class Cases:
     """The reports of a file of programs."""
 
-    def __init__(self, folder, *args):
-        self.run = run_pytest(folder, *args, "-rA", "--junitxml=report.xml", "--color=no")
+    def __init__(self, folder, *args, **env):
+        self.run = run_pytest(folder, *args, "-rA", "--junitxml=report.xml", "--color=no", **env)
         assert (folder / "report.xml").is_file(), self.run.stdout + self.run.stderr
         self.reports = {}
         for case in xml.etree.ElementTree.parse(folder / "report.xml").iter("testcase"):
@@ -79,7 +79,9 @@ def cases(tmp_path_factory):
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checked")
-    return Cases(folder, "checked.py", "--check-async", "--check-nccl")
+    # The variable checks a whole process, and is left to the option if both are there.
+    both = {"TORCHCOMMS_PG_CHECK_ASYNC": str(folder / "found_")}
+    return Cases(folder, "checked.py", "--check-async", "--check-nccl", **both)
 
 
 @pytest.mark.parametrize(
@@ -297,10 +299,10 @@ def test_emulated_gpus_that_cannot_be_had_are_refused_with_what_to_do(tmp_path, 
     assert "ERROR: --emulated-gpus 3: wanted 1 or 2" in run.stderr, run.stdout + run.stderr
     if reason := emulated.available():
         with pytest.raises(checks.NoGpusError, match=f"no emulated CUDA here: {reason}"):
-            checks.environment(False, 2)
+            checks.environment(False, False, 2)
     monkeypatch.setattr(checks._compat, "FOLDER", str(tmp_path / "torchcomms_pg"))
     with pytest.raises(checks.NoGpusError, match=r"clone the project, and run pip install -e \."):
-        checks.environment(False, 2)
+        checks.environment(False, False, 2)
 
 
 PRIVATE = ("unshare", "--map-root-user", "--mount")  # memory that other processes do not use

@@ -69,10 +69,11 @@ class Watch:
         path.write_text(json.dumps(record))
 
 
-def environment(nccl: bool, gpus: int | None) -> dict[str, str]:
+def environment(uses: bool, nccl: bool, gpus: int | None) -> dict[str, str]:
     """Returns the environment variables that the ranks need for their checks.
 
     Args:
+        uses: whether each test's uses of asynchronous operations' tensors are checked.
         nccl: whether each test's operations are checked for what NCCL would not bear.
         gpus: the number of emulated GPUs, or None.
 
@@ -80,6 +81,8 @@ def environment(nccl: bool, gpus: int | None) -> dict[str, str]:
         NoGpusError: this torch has no emulated GPUs.
     """
     variables = {}
+    if uses:
+        variables["TORCHCOMMS_PG_CHECK_ASYNC"] = ""  # would check a rank's tests all in one
     if nccl:
         # Gloo's own groups have no record.
         variables["TORCHCOMMS_PG_AS_GLOO"] = "1"

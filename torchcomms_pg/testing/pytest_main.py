@@ -155,7 +155,9 @@ class Bench:
         self._checked = {"--check-async": [0, 0], "--check-nccl": [0, 0]}
         self._gpus = config.getoption("--emulated-gpus")
         try:
-            self._variables = checks.environment(config.getoption("--check-nccl"), self._gpus)
+            self._variables = checks.environment(
+                config.getoption("--check-async"), config.getoption("--check-nccl"), self._gpus
+            )
         except checks.NoGpusError as error:
             raise pytest.UsageError(str(error)) from None
         self._zygote = Zygote(["pytest", "torchcomms_pg.testing.pytest_rank"], self._variables)
