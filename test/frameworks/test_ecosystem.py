@@ -22,7 +22,7 @@ from harness import ROOT, TESTS
 from harness.comms import torchcomms
 from harness.programs import end_tree
 from harness.ranks import Ranks
-from torchcomms_pg import as_gloo
+from torchcomms_pg import as_gloo, check_async
 from torchcomms_pg.trace import load, nccl_hazards
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -264,10 +264,23 @@ def with_deepspeed(name, stage):
         return [p.detach().clone() for p in engine.module.parameters()]
 
 
+def with_deepspeed_checked(name, stage):
+    check_async.start()
+    try:
+        trained = with_deepspeed(name, stage)
+    finally:
+        findings = check_async.finish()
+    return trained, findings.as_dict()
+
+
 @by_name
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_deepspeed_zero(name, stage):
-    assert_trained(launch("deepspeed", with_deepspeed, name, stage, DS_ACCELERATOR="cpu"))
+def test_deepspeed_zero_has_no_early_use(name, stage):
+    ranks = launch("deepspeed", with_deepspeed_checked, name, stage, DS_ACCELERATOR="cpu")
+    assert_trained([trained for trained, _ in ranks])
+    report = check_async.merged(check_async.Findings.from_dict(found) for _, found in ranks)
+    assert not report.found, f"{report}"
+    assert report.operations or stage < 3
 
 
 def torchft_group():
