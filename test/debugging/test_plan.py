@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import emulated
 from debugging import plan_scenes, planned_calls
 from harness.programs import run_python
 from torchcomms_pg.trace import load
@@ -86,6 +87,68 @@ def test_cuda_without_a_device_is_refused_with_the_way_to_say_cpu(tmp_path):
     run = run_plan("--world-size", "8", "--ranks", "0", program)
     assert run.returncode == 1
     assert "give it cpu or meta" in run.stdout, run.stdout + run.stderr
+
+
+@pytest.mark.skipif(bool(emulated.available()), reason=emulated.available())
+def test_cuda_is_planned_where_the_emulated_cuda_is_built(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('nccl')\n"
+        "x = torch.ones(6, device='cuda')\n"
+        "dist.all_reduce(x)\n"
+        "assert x.cpu().tolist() == [1] * 6\n"
+    )
+    arguments = ("--world-size", "64", "--json", tmp_path / "plan.json", program)
+    run = run_python("-m", "torchcomms_pg.plan", *arguments, **emulated.environment())
+    assert run.returncode == 0 and "No hazard found." in run.stdout, run.stdout + run.stderr
+    (volume,) = json.loads((tmp_path / "plan.json").read_text())["volume"]
+    assert (volume["operation"], volume["bytes_in_hosts"]) == ("all_reduce", 2 * 24 * 63 * 7 // 8)
+
+
+MEMORY = """
+import os, torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("nccl")
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+rank = dist.get_rank()
+with torch.device("meta"):
+    if rank == 0:
+        model = torch.nn.Linear(10, 20)
+        optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    elif rank == 1:
+        model = torch.nn.Linear(10, 20, dtype=torch.bfloat16)
+        model.bias.requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, lr=0.1, foreach=False)
+    else:
+        model = fully_shard(torch.nn.Linear(8, 16), mesh=mesh["dp"])
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    for _ in range(2):
+        dtype = torch.bfloat16 if rank == 1 else None
+        model(torch.zeros(3, 10 if rank < 2 else 8, dtype=dtype)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_memory_is_that_of_parameters_gradients_and_states_at_the_steps(tmp_path):
+    program, answer = tmp_path / "train.py", tmp_path / "plan.json"
+    program.write_text(MEMORY)
+    run = run_plan("--world-size", "4", "--ranks", "all", "--json", answer, program)
+    assert run.returncode == 0, run.stdout + run.stderr
+    of = {each.pop("ranks"): each for each in json.loads(answer.read_text())["memory"]}
+    linear, weight, shard = 220 * 4, 200 * 2, 72 * 4
+    assert {ranks: tuple(each.values()) for ranks, each in of.items()} == {
+        "rank 0": (
+            linear,
+            linear,
+            2 * linear + 2 * 4,
+        ),  # and 4 bytes of steps for each tensor
+        "rank 1": (220 * 2, weight, weight),  # the bias is frozen
+        "ranks 2-3": (shard, shard, 2 * shard + 2 * 4),
+    }
 
 
 def test_a_program_without_groups_is_told_apart(tmp_path):
