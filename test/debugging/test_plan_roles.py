@@ -125,6 +125,14 @@ def test_neighbours_by_even_and_odd_places_have_each_place_run():
     assert [dumps[rank].entries[0].receiver for rank in range(16)] == [r ^ 1 for r in range(16)]
 
 
+def test_ranks_between_that_do_not_follow_from_the_ends_are_a_role():
+    made = mesh(8)
+    peers = [3, 3, 3, 3, 3, 3, 3, 2]  # the ends at the same distance, the others of one number
+    _, run, dumps = planned(made, lambda r: [call("send", group_of(made, r, 0), peers[r])], 8)
+    assert [dumps[rank].entries[0].receiver for rank in range(8)] == peers
+    assert len(run) < 8
+
+
 def test_a_rank_that_differs_alone_has_all_ranks_of_its_role_run():
     made = mesh(8)
     group = group_of(made, 0, 0)
