@@ -411,9 +411,12 @@ class OpName:
 
     def __init__(self, value: int) -> None: ...
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The operation's name."""
+
     @property
-    def value(self) -> int: ...
+    def value(self) -> int:
+        """The operation's number."""
 
 class PreHookArgs:
     """An operation that is about to be launched.
@@ -804,6 +807,11 @@ class Backend(_C10dBackend):
 
     Raises:
         CommError: not all ranks arrived within ``options._timeout``.
+
+    Attributes:
+        NCCL_CTA_POLICY_DEFAULT: a value of `NcclConfig.cta_policy`, as NCCL describes it.
+        NCCL_CTA_POLICY_EFFICIENCY: another one.
+        NCCL_CTA_POLICY_ZERO: another one.
     """
 
     class Options(_C10dBackend.Options):

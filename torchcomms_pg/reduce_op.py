@@ -14,14 +14,23 @@ class RedOpType(enum.Enum):
     """The kind of a `ReduceOp`, without the factor."""
 
     SUM = enum.auto()
+    """The sum."""
     PRODUCT = enum.auto()
+    """The product."""
     MIN = enum.auto()
+    """The least element."""
     MAX = enum.auto()
+    """The greatest element."""
     BAND = enum.auto()
+    """And of the bits."""
     BOR = enum.auto()
+    """Or of the bits."""
     BXOR = enum.auto()
+    """Exclusive or of the bits."""
     PREMUL_SUM = enum.auto()
+    """The sum of the tensors, each multiplied by its rank's factor."""
     AVG = enum.auto()
+    """The sum, divided by the number of ranks."""
 
 
 class ReduceOp:
@@ -38,6 +47,9 @@ class ReduceOp:
         type: the kind of reduction.
         factor: the factor of PREMUL_SUM, which requires one; the other kinds take none.
 
+    Attributes:
+        native: torch.distributed's form of the reduction; None before its first use.
+
     Raises:
         TypeError, ValueError: `type` is no RedOpType, or `factor` does not fit `type`.
 
@@ -49,13 +61,21 @@ class ReduceOp:
     """
 
     SUM: ClassVar[ReduceOp]
+    """The sum."""
     PRODUCT: ClassVar[ReduceOp]
+    """The product."""
     MIN: ClassVar[ReduceOp]
+    """The least element."""
     MAX: ClassVar[ReduceOp]
+    """The greatest element."""
     BAND: ClassVar[ReduceOp]
+    """And of the bits."""
     BOR: ClassVar[ReduceOp]
+    """Or of the bits."""
     BXOR: ClassVar[ReduceOp]
+    """Exclusive or of the bits."""
     AVG: ClassVar[ReduceOp]
+    """The sum, divided by the number of ranks."""
 
     __slots__ = ("factor", "native", "type")
 

@@ -17,8 +17,10 @@ from torchcomms_pg.work import TorchWork
 class TorchCommWinAccessType(enum.Enum):
     """The way in which a rank reaches the memory of a peer."""
 
-    WIN_ACCESS_TYPE_UNIFIED = 0  # like its own memory
-    WIN_ACCESS_TYPE_SEPARATE = 1  # by operations only
+    WIN_ACCESS_TYPE_UNIFIED = 0
+    """Like its own memory."""
+    WIN_ACCESS_TYPE_SEPARATE = 1
+    """By operations only."""
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,16 @@ from torchcomms_pg.options import check_timeout
 class WorkStatus(enum.Enum):
     """The progress of an operation."""
 
-    NOT_STARTED = enum.auto()  # in a batch that is not launched yet
+    NOT_STARTED = enum.auto()
+    """In a batch that is not launched yet."""
     INPROGRESS = enum.auto()
+    """Launched, and not ended."""
     COMPLETED = enum.auto()
+    """Ended without an error."""
     TIMEDOUT = enum.auto()
+    """Failed, because its time or another operation's has passed."""
     ERROR = enum.auto()
+    """Failed otherwise."""
 
 
 class TorchWork(Handle):

@@ -71,9 +71,7 @@ def wait_for_rank_0(store: dist.Store) -> None:
 def run_rank(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(os.path.join(folder, "store"), RANKS)
-    dist.init_process_group(
-        "torchcomms", store=store, rank=rank, world_size=RANKS, timeout=TIMEOUT
-    )
+    dist.init_process_group("torchcomms", store=store, rank=rank, world_size=RANKS, timeout=TIMEOUT)
     reduce_in_groups(rank)
     exchange_messages(rank)
     be_named_by_a_verdict(rank, dist.distributed_c10d._get_default_store())

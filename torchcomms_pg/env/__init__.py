@@ -252,8 +252,8 @@ VARIABLES = (
     ),
     Variable("XDG_CACHE_HOME", "~/.cache", "where dumps go whose path is not set: in its torch/"),
 )
+"""Every variable that this package reads."""
 
-# Each launcher's variables of rank and number of ranks. The first pair that is set counts.
 LAUNCHERS = (
     ("TORCHCOMM_RANK", "TORCHCOMM_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -261,6 +261,7 @@ LAUNCHERS = (
     ("PALS_RANKID", "PALS_SIZE"),
     ("RANK", "WORLD_SIZE"),
 )
+"""Each launcher's variables of rank and number of ranks. The first pair that is set counts."""
 
 _RECORDER_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
