@@ -610,12 +610,12 @@ def recorder_cpp_stacks() -> bool:
     return read_bool("TORCH_FR_CPP_STACK", "TORCH_NCCL_TRACE_CPP_STACK", default=False)
 
 
-# Of the path of dumps; the first that is set counts.
 DUMP_PREFIXES = (
     "TORCHCOMM_FR_DUMP_TEMP_FILE",
     "TORCH_FR_DUMP_TEMP_FILE",
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
 )
+"""Variables with the first part of a dump's path; the first that is set counts."""
 
 
 def dump_prefix() -> str:
