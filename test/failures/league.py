@@ -170,7 +170,8 @@ class Hang:
         args = self.ranks.store_args()
         if kind == "fault":
             self.truth, self.begins = truth_of_fault(name), connect_store(*args)
-            self.ranks.start(watched_matrix.run, name, backend, args, None)
+            patience = watched_matrix.PATIENCE
+            self.ranks.start(watched_matrix.run, name, backend, args, None, patience)
         else:
             path = FOLDER / f"{name}.py"
             self.truth, self.begins = truth_of_parting(path), None

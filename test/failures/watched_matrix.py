@@ -86,12 +86,13 @@ CELLS = [
     if cell not in IMPOSSIBLE and (not on_gpus(cell[1]) or not gpus.missing())
 ]
 SECONDS = LIMIT + 12  # until the ranks have their verdict
+PATIENCE = 60  # of the backend, in which several cells under way together are looked at
 
 
 class WatchedGroup(Group):
     """Process groups of another backend, as the faults know them."""
 
-    def __init__(self, api, store, name):
+    def __init__(self, api, store, name, patience):
         backend, self.ddp = backend_of(api)
         self.store, self.name, self.rank = store, name, int(os.environ["RANK"])
         self.is_process_group = True
@@ -101,7 +102,7 @@ class WatchedGroup(Group):
             self.device = "cuda"
         watch(api, 60)
         options = {"store": dist.PrefixStore(name, store), "rank": self.rank, "world_size": WORLD}
-        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=60), **options)
+        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=patience), **options)
         self.second = dist.new_group()
         if self.ddp:
             torch.manual_seed(1)
@@ -127,10 +128,13 @@ def watch(api, seconds):
         torchcomms_pg.watch(timeout=datetime.timedelta(seconds=seconds))
 
 
-def run(fault, api, args, server):
-    """Returns the error of this rank, if there was one."""
+def run(fault, api, args, server, patience):
+    """Returns the error of this rank, if there was one.
+
+    `patience`: the backend's own timeout in seconds, which is to be longer than the cell lasts.
+    """
     store = connect_store(*args)
-    group = WatchedGroup(api, connect_store(*server) if server else store, "tested")
+    group = WatchedGroup(api, connect_store(*server) if server else store, "tested", patience)
     meet(store, "made", WORLD)
     watch(api, LIMIT)
     if server:
@@ -171,7 +175,7 @@ class Cell:
             self.server = Ranks(1, init=False)
             self.server.start(serve)
             server = (self.server.wait_report(0), "lost")
-        self.ranks.start(run, fault, api, self.args, server)
+        self.ranks.start(run, fault, api, self.args, server, PATIENCE * limits.grown(1))
         if self.server:
             store = connect_store(*self.args)
             wait_for(lambda: store.add("ready", 0) == WORLD, 60)
