@@ -258,7 +258,8 @@ class Comparison:
         if late.operation or not other.operation:
             return
         code, there = other.next[level]
-        follows = self.flow(code).forward(self.flow(code).after(there), self._closed(code))
+        others = self.flow(code)
+        follows = others.forward(others.after(there), self._closed(code))
         own = [
             at for at in range(level, len(late.next)) if not self._opaque(late.next[at].code.file)
         ]
@@ -327,10 +328,10 @@ class Comparison:
             return found
         starts = self.starts(first, prefix, code, fresh)
         others = self.starts(second, prefix, code, fresh)
-        both = flow.forward(starts, closed) & flow.forward(others, closed)
+        of_first, of_second = flow.forward(starts, closed), flow.forward(others, closed)
         to_first = flow.backward(place, closed)
         to_second = flow.backward(end, closed)
-        for at in both:
+        for at in of_first & of_second:
             if flow.decides(at) and not closed(at):
                 decision = self._decide(flow, at, to_first, to_second)
                 if decision:
@@ -339,12 +340,12 @@ class Comparison:
                     )
         context = (code, level, (place, end), calls)
         found += self._raised(first, place, to_second, context)
-        if place in flow.forward(others, closed):
+        if place in of_second:
             found += self._passed(level, first, second, place, end, calls)
         if not left:
             turned = (code, level, (end, place), ())
             found += self._flipped(self._raised(second, end, to_first, turned))
-            if end in flow.forward(starts, closed):
+            if end in of_first:
                 found += self._flipped(self._passed(level, second, first, end, place, ()))
         return found
 
