@@ -185,10 +185,11 @@ def end_wait(number: int) -> None:
 def set_error_file(path: str) -> None:
     """Sets the file into which a failure is written for torchrun; "" for none."""
 
-def leave_word(how: str, names: list[str]) -> None:
+def leave_word(how: str, names: list[str], fails: bool) -> None:
     """Leaves word for the other ranks of the groups `names` that this rank is about to end them.
 
-    `how`: "destroyed the group at ...". A rank that then fails in a group says it.
+    `how`: "destroyed the group at ...". A rank that then fails in a group says it. `fails`: this
+    rank ends them because of an error, so its recorder is dumped.
     """
 
 def set_verdict_after(time: timedelta) -> None:

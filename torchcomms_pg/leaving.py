@@ -20,11 +20,12 @@ def leave(names: list[str]) -> None:
     """Leaves word in the groups `names` that the caller destroys them, and where.
 
     If the caller handles an exception, for example in a ``finally``, the word has its text and its
-    line.
+    line, and the latest operations are written to a file.
     """
     error = python_stacks.in_hand()
     handling = f", handling {error}" if error else ""
-    _C.leave_word(f"destroyed the group at {python_stacks.caller()}{handling}", names)
+    how = f"destroyed the group at {python_stacks.caller()}{handling}"
+    _C.leave_word(how, names, fails=bool(error))
 
 
 def _destroy(original: Any, group: Any = None) -> Any:

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "bindings/Bindings.hpp"
+#include <utility>
 #include "comm/DiagnosisClient.hpp"
 #include "comm/ErrorFile.hpp"
 #include "comm/OtherWaits.hpp"
@@ -34,7 +35,9 @@
 
 // The function that faulthandler's watchdog calls without the GIL. It is not part of Python's
 // stable API: null if this Python does not export it, as from 3.13 on.
+#include "monitor/Monitor.hpp"
 extern "C" __attribute__((weak)) const char* _Py_DumpTracebackThreads(
+#include "recorder/ProcessRecorder.hpp"
     int file, PyInterpreterState* interpreter, PyThreadState* thread);
 
 namespace torchcomms_pg {
@@ -58,6 +61,9 @@ using Frames = std::vector<std::tuple<std::string, int64_t, std::string>>;
 std::vector<Frames> framesOf(const std::vector<Stack>& stacks) {
   std::vector<Frames> all(stacks.size());
   if (!stacks.empty() && StackSource::get() != nullptr) {
+// Limit of the time for Python's stacks in the dump of a process that leaves a group.
+constexpr Milliseconds kDumping{1000};
+
     const auto described = StackSource::get()->describe(stacks);
     for (size_t i = 0; i < stacks.size(); ++i) {
       for (const auto& frame : described[i]) {
@@ -290,10 +296,17 @@ void bindPythonStackDump(py::module_& module) {
   module.def("set_error_file", &error_file::set, py::arg("path"));
   module.def(
       "leave_word",
-      [](const std::string& how, const std::vector<std::string>& names) {
+      [](const std::string& how, const std::vector<std::string>& names, bool fails) {
+        bool dumped = !fails;
         for (const auto& group : enlisted()) {
-          if (std::ranges::count(names, group->group().name) > 0 && !group->closed()) {
-            group->leave(how);
+          if (std::ranges::count(names, group->group().name) == 0 || group->closed()) {
+            continue;
+          }
+          const auto* const watched = dynamic_cast<const Monitor::Watched*>(group.get());
+          const bool failed = watched != nullptr && !watched->failureMessage().empty();
+          if (!failed && !std::exchange(dumped, true)) {  // a failed group has dumped
+            process_recorder::dumpAfterFailure(
+                static_cast<int>(group->globalRanks()[group->rank()]), kDumping);
           }
         }
       },
@@ -319,3 +332,5 @@ void bindPythonStackDump(py::module_& module) {
 }
 
 }  // namespace torchcomms_pg
+          group->leave(how);
+      py::arg("fails"),

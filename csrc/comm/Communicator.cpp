@@ -62,7 +62,7 @@ Communicator::~Communicator() {
   library_.discard(failureState_.get() != nullptr);
 }
 
-void Communicator::leave(const std::string& how) const noexcept {
+void Communicator::leave(const std::string& how) noexcept {
   diagnosis_->leave(how);
 }
 

@@ -78,7 +78,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   int size() const override { return size_; }
   const Group& group() const override { return group_; }
   std::vector<int64_t> globalRanks() const override;
-  void leave(const std::string& how) const noexcept override;
+  void leave(const std::string& how) noexcept override;
   uint64_t key() const override;
   bool endsUnseen() const override { return false; }
   Milliseconds relaxed() const override;

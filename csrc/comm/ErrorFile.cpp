@@ -1,7 +1,11 @@
 #include "comm/ErrorFile.hpp"
 
+#include <unistd.h>
+
 #include <chrono>
 #include <exception>
+#include <fstream>
+#include <iterator>
 #include <mutex>
 
 #include "base/NeverDestroyed.hpp"
@@ -16,6 +20,8 @@ namespace {
 struct Place {
   std::mutex mutex;
   std::string path;
+  std::string text;     // the latest text
+  std::string content;  // what write() has written into the file for it
 };
 Place& place() {
   static Place& ofProcess = neverDestroyed<Place>();
@@ -25,7 +31,7 @@ Place& place() {
 // Returns the JSON that torch.distributed.elastic.multiprocessing.errors.ErrorHandler writes for an
 // exception: torchrun prints "py_callstack", and takes the rank with the least timestamp for the
 // one that failed first.
-std::string encoded(const std::string& text) {
+std::string encoded(const std::string& text, const std::vector<int64_t>& ranks) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now).count();
   status::Json json;
@@ -35,6 +41,7 @@ std::string encoded(const std::string& text) {
       json.objectField("extraInfo", [&] {
         json.field("py_callstack", text);
         json.field("timestamp", std::to_string(seconds));
+        json.field("ranks", ranks);
       });
     });
   });
@@ -49,13 +56,35 @@ void set(const std::string& path) {
   known.path = path;
 }
 
-void write(const std::string& text) noexcept {
+void write(const std::string& text, const std::vector<int64_t>& ranks) noexcept {
   try {
     auto& known = place();
     std::lock_guard lock(known.mutex);
     if (!known.path.empty()) {
-      writeDump(known.path, encoded(text));
+      auto content = encoded(text, ranks);
+      writeDump(known.path, content);
+      known.text = text;
+      known.content = std::move(content);
     }
+  } catch (const std::exception& error) {
+    printLine(std::string("torchcomms_pg: ") + error.what());
+  }
+}
+
+void withdraw(const std::string& text) noexcept {
+  try {
+    auto& known = place();
+    std::lock_guard lock(known.mutex);
+    if (known.content.empty() || known.text != text) {
+      return;
+    }
+    // torch's `record` may have written the program's exception meanwhile.
+    std::ifstream file(known.path, std::ios::binary);
+    const std::string content{std::istreambuf_iterator<char>(file), {}};
+    if (content == known.content) {
+      ::unlink(known.path.c_str());
+    }
+    known.content.clear();
   } catch (const std::exception& error) {
     printLine(std::string("torchcomms_pg: ") + error.what());
   }

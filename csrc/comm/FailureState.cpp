@@ -144,7 +144,10 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
       {
         const InAbortHook inside;
         if (tells) {
-          attempt([&] { error_file::write("torchcomms_pg.CommError: " + ours->text()); });
+          attempt([&] {
+            error_file::write(
+                "torchcomms_pg.CommError: " + ours->text(), globalRanksOf(*comm, ours->ranks));
+          });
         }
         if (dump) {
           attempt([&] { comm->recorders().dump(); });

@@ -167,6 +167,29 @@ Wait describeWait(
   return wait;
 }
 
+std::string asRuns(const std::vector<int64_t>& ranks) {
+  std::string text;
+  for (size_t begin = 0, end = 0; begin < ranks.size(); begin = end) {
+    for (end = begin + 1; end < ranks.size() && ranks[end] == ranks[end - 1] + 1;) {
+      ++end;
+    }
+    text += (text.empty() ? "" : ", ") + std::to_string(ranks[begin]);
+    if (end - begin > 1) {
+      text += "-" + std::to_string(ranks[end - 1]);
+    }
+  }
+  return text;
+}
+
+std::vector<int64_t> globalRanksOf(const GroupActivity& group, const std::vector<int>& ranks) {
+  const auto all = group.globalRanks();
+  std::vector<int64_t> found;
+  for (const int rank : ranks) {
+    found.push_back(all.at(rank));
+  }
+  return found;
+}
+
 void enlist(const std::shared_ptr<GroupActivity>& group) {
   sigterm::install(sayLastWords);
   auto& all = ofProcess();

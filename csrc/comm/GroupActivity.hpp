@@ -48,7 +48,7 @@ class GroupActivity {
   virtual bool closed() const = 0;
   // Leaves word for the other ranks, which may fail in the group, that this rank is about to end
   // it. `how`: "destroyed the group at ...". Blocks for at most 300 ms.
-  virtual void leave(const std::string& how) const noexcept = 0;
+  virtual void leave(const std::string& how) noexcept = 0;
   // Returns what the standing verdict says of where the ranks parted, see Verdict; or "".
   virtual std::string parting() const { return ""; }
   // Returns the client that finds late ranks.
@@ -64,6 +64,12 @@ std::vector<std::shared_ptr<GroupActivity>> enlisted();
 // have another key. `part`: distinguishes the parts of a group that count their operations
 // separately.
 uint64_t keyOf(const GroupActivity& group, const std::string& part);
+
+// Returns the ranks in their order, with runs as in "0-3, 7".
+std::string asRuns(const std::vector<int64_t>& ranks);
+
+// Returns the numbers in the default group of `ranks` of the group.
+std::vector<int64_t> globalRanksOf(const GroupActivity& group, const std::vector<int>& ranks);
 
 // Returns whether a thread or a device's queue waits for an operation of the group's list `ops`, or
 // may wait in a way that is not observed. Nothing waits for a message that nobody reads yet.

@@ -11,6 +11,7 @@
 
 #include "base/ExitGuard.hpp"
 #include "base/Thread.hpp"
+#include "comm/ErrorFile.hpp"
 #include "comm/GroupActivity.hpp"
 #include "comm/ProcessActivity.hpp"
 #include "monitor/Monitor.hpp"
@@ -30,7 +31,7 @@ constexpr Milliseconds kLeastAge{300};
 constexpr Milliseconds kAsking{450};
 constexpr Milliseconds kAnswering{600};
 
-constexpr Milliseconds kPrinting{100};
+constexpr Milliseconds kFlushing{100};
 constexpr Milliseconds kBetweenReadings{10};
 
 struct Waiting {
@@ -78,11 +79,11 @@ void dumpApart(int rank) {
   }
 }
 
-std::string heldUp(const Waiting& waiting) {
+HeldUp heldUp(const Waiting& waiting) {
   try {
     return heldUpBy(*waiting.group, waiting.op, kAsking);
   } catch (const std::exception&) {
-    return "";  // the status's folder cannot be read
+    return {};  // the status's folder cannot be read
   }
 }
 
@@ -102,14 +103,17 @@ void sayLastWords(const sigterm::Kept& signal) {
     dumpApart(static_cast<int>(group.globalRanks()[group.rank()]));
     const auto failure = failureOf(group);
     const auto what = describe(waiting->op) + " of group '" + name + "'";
-    printLine(
-        "[rank " + number + "] torchcomms_pg: " +
-        (signal.ends ? "ended by SIGTERM while " : "SIGTERM came while ") + what + " had waited " +
-        inSeconds(waited) + (failure.empty() ? heldUp(*waiting) : ": " + failure));
+    const auto by = failure.empty() ? heldUp(*waiting) : HeldUp{": " + failure, {}};
+    const auto said = (signal.ends ? "ended by SIGTERM while " : "SIGTERM came while ") + what +
+                      " had waited " + inSeconds(waited) + by.text;
+    printLine("[rank " + number + "] torchcomms_pg: " + said);
+    if (signal.ends && failure.empty()) {  // a failure has written its own text
+      error_file::write("torchcomms_pg: " + said, by.ranks);
+    }
   }
   if (!enlisted().empty()) {
     std::this_thread::sleep_until(signal.at + kAnswering);
-    awaitPrinted(kPrinting);
+    awaitPrinted(kFlushing);
   }
 }
 

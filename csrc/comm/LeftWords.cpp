@@ -16,12 +16,19 @@ namespace torchcomms_pg::left_words {
 
 namespace {
 
-constexpr const char* kCount = "left";  // number of ranks that have left word
+constexpr const char* kLeftCount = "left";  // number of ranks that have left word
+constexpr const char* kFirstLeft = "left/first";
 constexpr Milliseconds kLeaving{300};
 constexpr Milliseconds kTelling{500};
 
 std::string keyOf(int rank) {
   return "left/" + std::to_string(rank);
+}
+
+// Returns a word for people, or "" if it has no time in front, which it has in the store.
+std::string textOf(int rank, const std::string& word, const Group& group) {
+  const auto space = word.find(' ');
+  return space == std::string::npos ? "" : "; rank " + group.numberOf(rank) + word.substr(space);
 }
 
 // Runs `body` in another thread, since the store may block, or be gone. Returns its result, or ""
@@ -61,14 +68,31 @@ void leave(
     board.set(
         keyOf(rank),
         std::to_string(std::chrono::duration_cast<Milliseconds>(now).count()) + " " + how + last);
-    if (board.add(kCount, 1) == size) {  // no rank is left that could ask
+    board.claim(kFirstLeft, std::to_string(rank));
+    if (board.add(kLeftCount, 1) == size) {  // no rank is left that could ask
       for (int each = 0; each < size; ++each) {
         board.erase(keyOf(each));
       }
-      board.erase(kCount);
+      board.erase(kFirstLeft);
+      board.erase(kLeftCount);
     }
     return "";
   });
+}
+
+std::optional<Word> first(const c10::intrusive_ptr<c10d::Store>& store, const Group& group) {
+  StoreBoard board(store);
+  const auto left = board.get(kFirstLeft);
+  if (!left) {
+    return std::nullopt;
+  }
+  const int rank = std::atoi(left->c_str());
+  auto text = textOf(rank, board.get(keyOf(rank)).value_or(""), group);
+  return text.empty() ? std::nullopt : std::optional(Word{rank, std::move(text)});
+}
+
+bool has(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
+  return StoreBoard(store).get(keyOf(rank)).has_value();
 }
 
 std::string tell(
@@ -80,9 +104,8 @@ std::string tell(
     std::multimap<long long, std::string> words;  // by time
     for (const int rank : ranks) {
       const auto word = board.get(keyOf(rank)).value_or("");
-      if (const auto space = word.find(' '); space != std::string::npos) {
-        words.emplace(
-            std::atoll(word.c_str()), "; rank " + group.numberOf(rank) + word.substr(space));
+      if (auto text = textOf(rank, word, group); !text.empty()) {
+        words.emplace(std::atoll(word.c_str()), std::move(text));
       }
     }
     std::string text;

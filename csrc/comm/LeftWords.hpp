@@ -3,6 +3,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,18 @@ void leave(
     int size,
     const std::string& how,
     const InFlightOps& inFlight) noexcept;
+
+// The word of one rank.
+struct Word {
+  int rank;
+  std::string text;  // as from tell()
+};
+// Returns the word of the first rank that has left, or nullopt if no rank has. Raises the store's
+// errors.
+std::optional<Word> first(const c10::intrusive_ptr<c10d::Store>& store, const Group& group);
+
+// Returns whether a rank has left word. Raises the store's errors.
+bool has(const c10::intrusive_ptr<c10d::Store>& store, int rank);
 
 // Returns the words that `ranks` have left, as "; rank 1 ...", in the order of time. Waits for the
 // store for at most 500 ms, and raises no error.

@@ -374,7 +374,7 @@ std::unique_ptr<StatusPart> StatusPart::begin(
   return part;
 }
 
-std::string heldUpBy(const GroupActivity& group, const Operation& op, Milliseconds patience) {
+HeldUp heldUpBy(const GroupActivity& group, const Operation& op, Milliseconds patience) {
   uint64_t id = 0;
   auto alive = shown();
   for (const auto& each : alive) {
@@ -382,7 +382,7 @@ std::string heldUpBy(const GroupActivity& group, const Operation& op, Millisecon
   }
   letGo(std::move(alive));
   if (id == 0) {
-    return "";  // the status is turned off
+    return {};  // the status is turned off
   }
   const auto told = askJob({0, patience.count()});
   const status::Job job(told.hosts, told.unreached, told.question);
@@ -394,11 +394,12 @@ std::string heldUpBy(const GroupActivity& group, const Operation& op, Millisecon
     for (const auto& asked : member->second.told->ops) {
       const bool same = asked.text == describe(op) && asked.seq == (op.collective ? op.seq : 0);
       if (same && asked.ageMs >= told.question.tookMs) {
-        return job.heldUpBy(*known, job.judge(*known, group.rank(), asked));
+        const auto finding = job.judge(*known, group.rank(), asked);
+        return {job.heldUpBy(*known, finding), globalRanksOf(group, finding.verdict.ranks)};
       }
     }
   }
-  return "";
+  return {};
 }
 
 std::string explain(const std::string& text, Milliseconds patience) {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include <vector>
 #include "comm/GroupActivity.hpp"
 #include "status/Hosts.hpp"
 #include "status/StatusServer.hpp"
@@ -31,10 +32,15 @@ class StatusPart {
   std::shared_ptr<status::Hosts> hosts_;  // null if all ranks are on this host, or after an error
 };
 
-// Asks the job's processes whom `op` of `group` waits for. Returns the rest of a line, see
-// status::Job::heldUpBy(), or "" if it is not known within `patience`. Blocks. Raises the status's
-// errors.
-std::string heldUpBy(const GroupActivity& group, const Operation& op, Milliseconds patience);
+// Whom an operation waits for.
+struct HeldUp {
+  std::string text;            // the rest of a line, see status::Job::heldUpBy(), or ""
+  std::vector<int64_t> ranks;  // their numbers in the default group
+};
+
+// Asks the job's processes whom `op` of `group` waits for. Returns an empty answer if it is not
+// known within `patience`. Blocks. Raises the status's errors.
+HeldUp heldUpBy(const GroupActivity& group, const Operation& op, Milliseconds patience);
 
 // Asks the job's processes which ranks are in the wait `text`, in which this process is, and for
 // the places of the others. Returns the verdict, or "" if it is not known. Blocks. Raises the

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "comm/ErrorFile.hpp"
 #include "monitor/Printer.hpp"
 
 namespace torchcomms_pg {
@@ -20,12 +21,35 @@ bool StandingVerdicts::look(HangDiagnosis& diagnosis) {
   if (!standing) {
     followed_.reset();
     ended_ = false;
+    takeBack();
     return false;
   }
   follow(standing->about);
   const bool fresh = std::exchange(seen_, standing->since) != standing->since;
   ended_ = ended_ && !fresh;
+  if (fresh) {
+    writeForLauncher(diagnosis.standingVerdict());
+  }
   return fresh;
+}
+
+void StandingVerdicts::writeForLauncher(const Verdict& verdict) {
+  if (!verdict.text.empty()) {
+    written_ = "torchcomms_pg: " + verdict.text;
+    completed_ = latestCompleted();
+    error_file::write(written_, globalRanksOf(group_, verdict.ranks));
+  }
+}
+
+void StandingVerdicts::takeBack() {
+  if (!written_.empty() && latestCompleted() != completed_) {
+    error_file::withdraw(std::exchange(written_, ""));
+  }
+}
+
+Clock::time_point StandingVerdicts::latestCompleted() const {
+  return group_.inFlight().inspect(
+      [](const auto&, const Operation& completed) { return completed.issued; });
 }
 
 void StandingVerdicts::follow(const Wait& about) {
@@ -139,6 +163,7 @@ void StandingVerdicts::close(HangDiagnosis& diagnosis) {
       tells = true;
     }
   }
+  takeBack();
   lock.unlock();
   if (tells) {
     diagnosis.awaitEnd();

@@ -5,6 +5,7 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <string>
 
 #include "comm/GroupActivity.hpp"
 #include "monitor/Deadlines.hpp"
@@ -58,6 +59,11 @@ class StandingVerdicts {
   // Notes the operation of this rank that the standing verdict is about.
   void follow(const Wait& about);
   std::string endOf(const Operation& op) const;
+  // Write the verdict for the launcher, and take it back if an operation has completed since: the
+  // process's end then has another reason. Called with mutex_ held.
+  void writeForLauncher(const Verdict& verdict);
+  void takeBack();
+  Clock::time_point latestCompleted() const;
 
   const GroupActivity& group_;
   std::optional<Operation> asked_;  // the diagnosed operation
@@ -70,6 +76,8 @@ class StandingVerdicts {
   std::optional<Operation> subject_;   // the operation of the verdict to which this rank led
   std::optional<Operation> followed_;  // the operation of the verdict to which another rank led
   bool ended_ = false;                 // this rank has ended the standing verdict
+  std::string written_;                // text that writeForLauncher() has written, or ""
+  Clock::time_point completed_{};      // latestCompleted() at that time
 };
 
 }  // namespace torchcomms_pg

@@ -136,9 +136,9 @@ std::optional<DiagnosisProtocol::Standing> HangDiagnosis::standing() const {
   return standing_;
 }
 
-std::string HangDiagnosis::parting() const {
+Verdict HangDiagnosis::standingVerdict() const {
   std::lock_guard lock(mutex_);
-  return parting_;
+  return told_;
 }
 
 void HangDiagnosis::end(const std::string& text) {
@@ -260,9 +260,9 @@ void HangDiagnosis::apply(const DiagnosisProtocol::Outcome& outcome) {
   standing_ = protocol_.standing();
   led_ = protocol_.ledStanding();
   if (!standing_) {
-    parting_.clear();
+    told_ = {};
   } else if (outcome.verdict && outcome.verdict->extensionMs == 0 && !outcome.over) {
-    parting_ = outcome.verdict->parting;
+    told_ = *outcome.verdict;
   }
   if (outcome.ended) {
     const auto& verdict = outcome.verdict;

@@ -59,8 +59,8 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
   std::optional<Verdict> final() const;
   // Returns the latest standing verdict of a group that goes on, or nullopt if no verdict stands.
   std::optional<DiagnosisProtocol::Standing> standing() const;
-  // Returns what the latest standing verdict says of where the ranks parted, see Verdict; or "".
-  std::string parting() const;
+  // Returns that verdict, whose texts are empty if no verdict stands.
+  Verdict standingVerdict() const;
   // Ends the standing verdict to which this rank led, if any: all ranks print `text`.
   void end(const std::string& text);
   // Blocks until the ranks can read that end, for at most a second. Not for the monitor's thread.
@@ -125,7 +125,7 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
   Wait verdictOn_;                                       // what this rank asked about
   std::string broken_;                                   // reason why the board cannot be used
   std::optional<DiagnosisProtocol::Standing> standing_;  // the latest standing verdict
-  std::string parting_;                                  // see parting()
+  Verdict told_;                                         // see standingVerdict()
   bool led_ = false;                                     // this rank has led to a standing verdict
   std::optional<std::string> end_;                       // ends that verdict
 };

@@ -3,15 +3,19 @@
 #include <algorithm>
 #include <exception>
 #include <functional>
-#include <map>
+#include <future>
 #include <numeric>
+#include <thread>
 
 #include "base/ExitGuard.hpp"
+#include "comm/ErrorFile.hpp"
 #include "comm/LeftWords.hpp"
 #include "comm/Peer.hpp"
 #include "comm/ProcessTotals.hpp"
 #include "comm/StoreBoard.hpp"
+#include "monitor/Printable.hpp"
 #include "monitor/Printer.hpp"
+#include "monitor/RankWords.hpp"
 #include "recorder/MessageBatch.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
@@ -47,59 +51,22 @@ const char* recordedAs(OpKind kind, const latest::PreHookArgs& args) {
   }
 }
 
-// The processes of a group's ranks, as these have written them into the store.
-class Processes {
- public:
-  explicit Processes(c10::intrusive_ptr<c10d::Store> store) : board_(std::move(store)) {}
+// Limits of the time in which a failing operation's reason may show, and of the wait of a group
+// that is being closed for the line about it.
+constexpr Milliseconds kShowing{300};
+constexpr Milliseconds kExplaining{600};
+constexpr Milliseconds kBetweenTries{20};
+constexpr size_t kMostDead = 8;  // number of dead ranks that a line names
 
-  void write(int rank) { board_.set(keyOf(rank), Peer::self().text()); }
-
-  // Returns what is known of a rank that has not answered. One connection serves all questions, and
-  // a rank that is known costs none. Asks the store for at most kLimit in one verdict: the step of
-  // the diagnosis in which it is asked has a time limit.
-  Silent describe(int rank) {
-    const auto now = Clock::now();
-    if (now - latest_ > kBetweenVerdicts) {
-      spent_ = {};
-    }
-    latest_ = now;
-    auto known = known_.find(rank);
-    if (known == known_.end() && spent_ < kLimit) {
-      auto peer = Peer::parse(board_.get(keyOf(rank)).value_or(""));
-      spent_ += Clock::now() - now;
-      if (peer.pid == 0) {
-        return {"did not answer, and has not said where it runs"};
-      }
-      known = known_.emplace(rank, std::move(peer)).first;
-    }
-    return known == known_.end() ? Silent{"did not answer"} : describeSilent(known->second);
+// Returns what is known of a rank that has not answered.
+Silent describe(RankWords& processes, int rank) {
+  const auto word = processes.of(rank);
+  if (!word) {
+    return {"did not answer"};
   }
-
- private:
-  static constexpr Milliseconds kLimit{1000};
-  static constexpr Milliseconds kBetweenVerdicts{2000};
-
-  static std::string keyOf(int rank) { return "who/" + std::to_string(rank); }
-
-  StoreBoard board_;
-  std::map<int, Peer> known_;
-  Clock::time_point latest_{};  // time of the latest question
-  Clock::duration spent_{};     // time for which questions of this verdict have waited
-};
-
-// Returns the ranks in their order, with runs as in "0-3, 7".
-std::string asRuns(const std::vector<int64_t>& ranks) {
-  std::string text;
-  for (size_t begin = 0, end = 0; begin < ranks.size(); begin = end) {
-    for (end = begin + 1; end < ranks.size() && ranks[end] == ranks[end - 1] + 1;) {
-      ++end;
-    }
-    text += (text.empty() ? "" : ", ") + std::to_string(ranks[begin]);
-    if (end - begin > 1) {
-      text += "-" + std::to_string(ranks[end - 1]);
-    }
-  }
-  return text;
+  const auto peer = Peer::parse(*word);
+  return peer.pid == 0 ? Silent{"did not answer, and has not said where it runs"}
+                       : describeSilent(peer);
 }
 
 // Prints a warning if another rank has given the group's name to other members. Compares with the
@@ -177,14 +144,14 @@ void WatchedGroup::open(const c10::intrusive_ptr<c10d::Store>& store, bool compa
   if (compares) {
     compareMembers(here, group_, ranks, self);
   }
-  const auto processes = std::make_shared<Processes>(own);
-  processes->write(rank_);
+  const auto processes = std::make_shared<RankWords>(std::make_unique<StoreBoard>(own));
+  processes->write(rank_, Peer::self().text());
   HangDiagnosis::Options options;
   options.rank = rank_;
   options.ranks.resize(size_);
   std::iota(options.ranks.begin(), options.ranks.end(), 0);
   options.number = group_.numberOf(rank_);
-  options.describeSilent = [processes](int peer) { return processes->describe(peer); };
+  options.describeSilent = [processes](int peer) { return describe(*processes, peer); };
   options.goesOn = true;
   {
     std::lock_guard lock(mutex_);
@@ -227,7 +194,7 @@ void WatchedGroup::close() {
     if (diagnosis->standing()) {
       for (const auto& op : operations([](const WatchedOp&) { return true; })) {
         if (const auto end = op->ask()) {
-          endAsked(*op, end->completed);
+          endAsked(*op, *end);
         }
       }
     }
@@ -241,7 +208,7 @@ void WatchedGroup::close() {
     told_.clear();  // the list of operations in flight keeps them
   }
   for (const auto& op : operations([](const WatchedOp&) { return true; })) {
-    endAsked(*op, op->ask().value_or(WatchedOp::End{}).completed);
+    endAsked(*op, op->ask().value_or(WatchedOp::End{}));
   }
 }
 
@@ -343,7 +310,7 @@ class AskedOp final : public EventPoller::Awaited {
   }
   void ended(std::shared_ptr<Awaited> /*self*/) noexcept override {
     op_->notePending(lastPending());
-    op_->group().endAsked(*op_, end_->completed);
+    op_->group().endAsked(*op_, *end_);
   }
 
  private:
@@ -389,7 +356,7 @@ void WatchedGroup::askWaiting() {
                 [](const WatchedOp& op) { return op.returned() && !op.operation().async; });
             for (const auto& op : waitedFor) {
               if (const auto end = op->ask()) {
-                self->endAsked(*op, end->completed);
+                self->endAsked(*op, *end);
               } else {
                 op->notePending(Clock::now());
                 left = true;
@@ -401,7 +368,7 @@ void WatchedGroup::askWaiting() {
 
 void WatchedGroup::pass(std::shared_ptr<WatchedOp> op, Clock::time_point now) {
   if (const auto end = op->ask()) {
-    endAsked(*op, end->completed, now);
+    endAsked(*op, *end, now);
     if (op.use_count() == 1) {
       op->drop();
     }
@@ -464,10 +431,15 @@ void WatchedGroup::end(WatchedOp& op, bool completed, Clock::duration duration) 
   finish(op, completed, duration, now - op.operation().issued, now);
 }
 
-void WatchedGroup::endAsked(WatchedOp& op, bool completed, Clock::time_point now) {
+void WatchedGroup::endAsked(WatchedOp& op, const WatchedOp::End& how, Clock::time_point now) {
+  const bool unread = op.operation().async && isPointToPoint(op.operation().kind) &&
+                      op.waiter().thread == 0;
+  if (how.failed && !unread) {  // nothing has waited for a message that nobody reads
+    tellFailure(op.operation());
+  }
   // It is unknown how long after its end an operation is polled.
   const auto lasted = op.lastPending() - op.operation().issued;
-  finish(op, completed, {}, std::max(lasted, Clock::duration{}), now);
+  finish(op, how.completed, {}, std::max(lasted, Clock::duration{}), now);
 }
 
 void WatchedGroup::finish(
@@ -568,9 +540,81 @@ c10::intrusive_ptr<c10d::Store> WatchedGroup::store() const {
   return store_;
 }
 
-void WatchedGroup::leave(const std::string& how) const noexcept {
+void WatchedGroup::leave(const std::string& how) noexcept {
+  try {
+    // The caller may have got an operation's error before the operation was polled. The reason is
+    // found before this rank leaves: the words of all are erased when all have left.
+    for (const auto& op : operations([](const WatchedOp& op) { return op.returned(); })) {
+      if (const auto end = op->ask(); end && end->failed) {
+        endAsked(*op, *end);
+      }
+    }
+    std::unique_lock lock(mutex_);
+    const auto told = failureTold_;
+    lock.unlock();
+    if (told.valid()) {
+      told.wait_for(kExplaining);
+    }
+  } catch (const std::exception&) {
+    // Out of memory: the line is left out.
+  }
   if (const auto store = this->store()) {
     left_words::leave(store, rank_, size_, how, inFlight_);
+  }
+}
+
+void WatchedGroup::tellFailure(const Operation& op) noexcept {
+  try {
+    std::lock_guard lock(mutex_);
+    auto unfinished = ExitGuard::begin();
+    if (!store_ || failureTold_.valid() || !unfinished) {
+      return;
+    }
+    const auto done = std::make_shared<std::promise<void>>();
+    failureTold_ = done->get_future();
+    Monitor::get().runDetached([unfinished = std::move(unfinished),
+                                self = shared_from_this(),
+                                store = store_,
+                                what = torchcomms_pg::describe(op),
+                                done]() mutable {
+      self->dump();
+      try {
+        self->explainFailure(store, what);
+      } catch (const std::exception&) {
+        // The store has ended, for example with the rank that served it.
+      }
+      done->set_value();
+    });
+  } catch (const std::exception&) {
+    // No thread can be started.
+  }
+}
+
+void WatchedGroup::explainFailure(
+    const c10::intrusive_ptr<c10d::Store>& store, const std::string& what) const {
+  RankWords processes(std::make_unique<StoreBoard>(store));
+  std::vector<int> ranks;
+  std::string why;
+  for (const auto until = Clock::now() + kShowing; why.empty() && Clock::now() < until;) {
+    for (int rank = 0; rank < size_ && ranks.size() < kMostDead; ++rank) {
+      const auto peer = Peer::parse(processes.of(rank).value_or(""));
+      if (rank != rank_ && peer.dead() && !left_words::has(store, rank)) {
+        ranks.push_back(rank);
+        why += "; rank " + group_.numberOf(rank) + " (pid " + std::to_string(peer.pid) + ") died";
+      }
+    }
+    const auto left = why.empty() ? left_words::first(store, group_) : std::nullopt;
+    if (left && left->rank != rank_) {
+      ranks = {left->rank};
+      why = left->text;
+    } else if (why.empty()) {
+      std::this_thread::sleep_for(kBetweenTries);
+    }
+  }
+  if (!why.empty()) {
+    const auto text = "torchcomms_pg: " + what + " of group '" + group_.name + "' has failed" + why;
+    printLine("[rank " + group_.numberOf(rank_) + "] " + printable(text));
+    error_file::write(printable(text), globalRanksOf(*this, ranks));
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -73,7 +74,7 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   // not report it.
   void end(WatchedOp& op, bool completed, Clock::duration duration = {});
   // Ends an operation whose end was found by polling its Work.
-  void endAsked(WatchedOp& op, bool completed, Clock::time_point now = Clock::now());
+  void endAsked(WatchedOp& op, const WatchedOp::End& how, Clock::time_point now = Clock::now());
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -93,10 +94,10 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   Milliseconds relaxed() const override { return Milliseconds(0); }
   bool closed() const override { return closed_.load(std::memory_order_acquire); }
 
-  void leave(const std::string& how) const noexcept override;
+  void leave(const std::string& how) noexcept override;
   std::string parting() const override {
     const auto diagnosis = this->diagnosis();
-    return diagnosis ? diagnosis->parting() : "";
+    return diagnosis ? diagnosis->standingVerdict().parting : "";
   }
 
   void check(Clock::time_point now) noexcept override;
@@ -128,6 +129,10 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   // Python is being asked.
   bool forgetRaised(Clock::time_point now, bool wanted);
   void dump();
+  // Has the process say, once, why an operation of the group has ended with an error, as far as
+  // other ranks are the reason, and write its latest operations.
+  void tellFailure(const Operation& op) noexcept;
+  void explainFailure(const c10::intrusive_ptr<c10d::Store>& store, const std::string& what) const;
   c10::intrusive_ptr<c10d::Store> store() const;
 
   const Group group_;
@@ -156,7 +161,8 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   // before the call returned.
   std::unordered_map<uint64_t, std::shared_ptr<WatchedOp>> told_;
   std::unordered_set<uint64_t> early_;
-  int calls_ = 0;  // number of their calls that have not returned
+  int calls_ = 0;                         // number of their calls that have not returned
+  std::shared_future<void> failureTold_;  // valid once tellFailure() has been called
   std::vector<std::pair<c10::Device, EventPoller*>> devices_;  // joined devices
 
   // State of the monitor's thread.

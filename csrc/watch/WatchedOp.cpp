@@ -165,7 +165,8 @@ std::optional<WatchedOp::End> WatchedOp::ask() const noexcept {
       return End{true};
     }
     if (work_ && work_->isCompleted()) {
-      return End{work_->exception() == nullptr};
+      const bool failed = work_->exception() != nullptr;
+      return End{!failed, failed};
     }
   } catch (const std::exception&) {
     return End{};

@@ -58,6 +58,7 @@ class WatchedOp final {
   // take the GIL, but may block in the backend.
   struct End {
     bool completed = false;
+    bool failed = false;  // the backend has reported an error
   };
   std::optional<End> ask() const noexcept;
 

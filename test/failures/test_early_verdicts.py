@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import re
+import signal
 import time
 
 import pytest
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 import torchcomms_pg
+from harness.programs import run_python
 from harness.rank_process import receive, report
 from harness.ranks import Ranks, check, connect_store, meet, wait_for
 from torchcomms_pg.status.__main__ import main
@@ -137,17 +139,25 @@ def rank_1_leaves(args, world, backend, how):
 
 
 @pytest.mark.parametrize("how", ["data", "raise"])
-def test_a_rank_that_leaves_a_group_says_where_and_why(started, tmp_path, how):
+@pytest.mark.parametrize("backend", ["torchcomms", WATCHED])
+def test_a_rank_that_leaves_a_group_says_where_and_why(started, tmp_path, backend, how):
     with started(2) as ranks:
-        ranks.start(rank_1_leaves, ranks.store_args(), 2, "torchcomms", how)
+        ranks.start(rank_1_leaves, ranks.store_args(), 2, backend, how)
         outcomes = ranks.wait()
         check(outcomes)
         said = outcomes[0].value
+        if backend == "gloo":  # whose own error says "Connection closed by peer"
+            line = r"\[rank 0\] torchcomms_pg: all_reduce #5 .* of group '0' has failed; (.*)"
+            found = re.search(line, ranks.output(0))
+            assert found, ranks.output(0)
+            said = found[1]
+            assert wait_for((tmp_path / "dump_0").exists, SOON)
     word = (
         r"rank 1 destroyed the group at .*test_early_verdicts.py:\d+ in finish <- .*"
-        r", after all_reduce #4 \(1 x Float, SUM\)"
+        r", after all_reduce #4 \(1 x Float"
     )
     if how == "raise":
+        assert (tmp_path / "dump_1").exists()
         word = (
             r"rank 1 destroyed the group at .* in finish <- .*, handling ValueError: sample 17 is "
             r"broken, raised at .*test_early_verdicts.py:\d+ in step, after all_reduce #4"
@@ -158,8 +168,86 @@ def test_a_rank_that_leaves_a_group_says_where_and_why(started, tmp_path, how):
         local_rank=0, pid=1, exitcode=1, error_file=str(tmp_path / "dump_error0")
     )
     assert re.search(word, failure.message["extraInfo"]["py_callstack"])
+    assert failure.message["extraInfo"]["ranks"] == [1]
     assert abs(failure.timestamp - time.time()) < 600
     assert not (tmp_path / "dump_error1").exists()
+
+
+def rank_1_is_killed(args, world):
+    store, rank = join(args, world, "gloo")
+    meet(store, "joined", world)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with contextlib.suppress(RuntimeError):
+        dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(torch.__version__ < "2.14", reason="c10d has hooks from 2.14 on")
+def test_the_watch_says_that_a_rank_has_died_if_the_backend_ends_an_operation(started):
+    with started(3) as ranks:
+        ranks.start(rank_1_is_killed, ranks.store_args(), 3)
+        for rank in (0, 2):
+            assert ranks.exit_code(rank) == 0, ranks.output(rank)
+        said = r"all_reduce #2 .* of group '0' has failed; rank 1 \(pid \d+\) died"
+        assert any(re.search(said, ranks.output(rank)) for rank in (0, 2)), ranks.output(0)
+
+
+def rank_1_comes_late(args, world, backend, folder):
+    rank = int(os.environ["RANK"])
+    os.environ["TORCHELASTIC_ERROR_FILE"] = f"{folder}/error{rank}"
+    store, _ = join(args, world, backend, AFTER)
+    if rank == 1:
+        stays_away()
+    dist.all_reduce(torch.ones(1))
+    meet(store, "done", world)
+
+
+@pytest.mark.parametrize("backend", ["torchcomms", WATCHED])
+def test_a_standing_verdict_is_in_the_launchers_file_until_the_operation_completes(
+    started, tmp_path, backend
+):
+    files = [tmp_path / f"error{rank}" for rank in range(2)]
+    with started(2, TORCHCOMMS_PG_VERDICT_AFTER=str(AFTER)) as ranks:
+        ranks.start(rank_1_comes_late, ranks.store_args(), 2, backend, str(tmp_path))
+        ranks.wait_report(1)
+        for rank, file in enumerate(files):
+            assert wait_for(file.exists, SOON), ranks.output(rank)
+            told = ProcessFailure(local_rank=rank, pid=1, exitcode=1, error_file=str(file)).message
+            assert "rank 1 has not arrived at all_reduce #2" in told["extraInfo"]["py_callstack"]
+            assert told["extraInfo"]["ranks"] == [1]
+        ranks.tell(1, "go on")
+        check(ranks.wait())
+        assert wait_for(lambda: not any(file.exists() for file in files), SOON), files
+
+
+@pytest.mark.skipif(torch.__version__ < "2.14", reason="c10d has hooks from 2.14 on")
+def test_torchruns_summary_names_the_rank_that_holds_up_a_watched_group(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import datetime, os, time\n"
+        "import torch, torch.distributed as dist\n"
+        "import torchcomms_pg\n"
+        "dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=8))\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    time.sleep(1000)  # stays away\n"
+        "dist.all_reduce(torch.ones(1))\n"
+    )
+    ended = run_python(
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        program,
+        TORCHCOMMS_PG_WATCH="1",
+        TORCHCOMMS_PG_WATCH_TIMEOUT="1",
+        TORCHCOMMS_PG_STATUS=str(tmp_path / "status"),
+        TORCH_FR_DUMP_TEMP_FILE=str(tmp_path / "dump_"),
+    )
+    assert ended.returncode == 1
+    summary = ended.stderr.partition("Root Cause")[2]
+    assert "rank 1 has not arrived at all_reduce #1" in summary, ended.stderr
+    assert "program.py:6" in summary
 
 
 def groups_in_another_order(args, world, backend):

@@ -69,6 +69,8 @@ def rank_0_waits(args, backend, handles=False):
     if backend == "gloo":
         torchcomms_pg.watch(timeout=datetime.timedelta(seconds=300))
     rank = int(os.environ["RANK"])
+    os.environ["TORCHELASTIC_ERROR_FILE"] = f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}error{rank}"
+    torchcomms_pg.monitoring.configure()
     dist.init_process_group(backend, store=store, rank=rank, world_size=2)
     dist.all_reduce(torch.ones(7))
     if handles:
@@ -95,6 +97,10 @@ def test_a_rank_that_sigterm_ends_says_that_it_waited_and_dumps(started, tmp_pat
     else:
         pytest.fail(said)
     assert (tmp_path / "dump_0").exists()
+    # torchrun's summary has the line.
+    told = json.loads((tmp_path / "dump_error0").read_text())["message"]["extraInfo"]
+    assert re.search(f"ended by {WAITED}", told["py_callstack"])
+    assert told["ranks"] in ([1], [])  # a rank without a core does not tell in time
 
 
 @pytest.mark.parametrize("backend", ["torchcomms", WATCHED])

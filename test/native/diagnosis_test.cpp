@@ -21,6 +21,7 @@
 #include "monitor/HangDiagnosis.hpp"
 #include "monitor/PartingQuestion.hpp"
 #include "monitor/Printer.hpp"
+#include "monitor/RankWords.hpp"
 
 using namespace torchcomms_pg;
 using Clock = HangDiagnosis::Clock;
@@ -1044,4 +1045,51 @@ TEST(aVerdictIsKnownThoughNobodyReadsStderr) {
   CHECK_EQUAL(ranksOf(group.ask(0, questionOn(2))), "1 ");
   CHECK(Clock::now() - begun < milliseconds(10'000));
   unread.readUntil("rank 1 has not arrived");
+}
+
+namespace {
+
+// A board whose every answer takes a time by the test's clock.
+class SlowBoard : public SharedBoard {
+ public:
+  SlowBoard(Clock::time_point& now, milliseconds takes, int& questions)
+      : now_(now), takes_(takes), questions_(questions) {}
+  void set(const std::string& key, const std::string& value) override { values_[key] = value; }
+  std::optional<std::string> get(const std::string& key) override {
+    now_ += takes_;
+    ++questions_;
+    const auto found = values_.find(key);
+    return found == values_.end() ? std::nullopt : std::optional(found->second);
+  }
+  bool claim(const std::string&, const std::string&) override { return false; }
+  int64_t add(const std::string&, int64_t) override { return 0; }
+
+ private:
+  Clock::time_point& now_;
+  const milliseconds takes_;
+  int& questions_;
+  std::map<std::string, std::string> values_;
+};
+
+}  // namespace
+
+TEST(questionsAboutSilentRanksAreBoundedInTimeForEachVerdict) {
+  Clock::time_point now{};
+  int questions = 0;
+  RankWords words(
+      std::make_unique<SlowBoard>(now, milliseconds(300), questions), [&] { return now; });
+  words.write(0, "zero");
+  words.write(5, "five");
+  CHECK(words.of(0) == "zero");
+  CHECK(words.of(0) == "zero");  // known: costs nothing
+  CHECK_EQUAL(questions, 1);
+  for (int rank = 1; rank < 4; ++rank) CHECK(words.of(rank) == "");
+  CHECK_EQUAL(questions, 4);
+  for (int rank = 4; rank < 300; ++rank) CHECK(!words.of(rank));  // the time is over
+  CHECK(words.of(0) == "zero");
+  CHECK_EQUAL(questions, 4);
+  now += RankWords::kBetweenVerdicts + milliseconds(1);
+  CHECK(words.of(5) == "five");  // of the next verdict
+  CHECK(words.of(1) == "");      // a rank without a word is asked for again
+  CHECK_EQUAL(questions, 6);
 }
