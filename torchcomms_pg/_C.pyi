@@ -179,6 +179,16 @@ def begin_wait(
     numbers. `meets`: each of them has to come to the same wait. `verdict_after`: 0 for never.
     """
 
+class StoreServer:
+    """An idle connection to the server of a store."""
+
+    @staticmethod
+    def of(store: Store) -> StoreServer | None:
+        """Returns the object for the server of `store`, or None if the store has no server."""
+
+    def check(self) -> None:
+        """Raises DistStoreError if no process serves the store any more: the store prints that."""
+
 def end_wait(number: int) -> None:
     """Records that the wait has ended."""
 

@@ -88,6 +88,7 @@ class _Agreement:
         self._number = dist.get_global_rank(group, self._rank)
         store: Any = dist.distributed_c10d._get_process_group_store(group)
         self._store = dist.PrefixStore("torchcomms_pg/agree", store.clone())
+        self._server = _C.StoreServer.of(self._store)
         self._counts: dict[str, int] = {}
         self._lock = threading.Lock()
         self._values: queue.SimpleQueue[tuple[str, str, dict[str, str]]] = queue.SimpleQueue()
@@ -101,13 +102,18 @@ class _Agreement:
 
     def _run(self) -> None:
         with contextlib.suppress(RuntimeError):  # the store has ended with its process
-            while self._group() is not None and not self._store.check([_FAILED]):
+            while self._group() is not None and not self._has_failed():
                 with contextlib.suppress(queue.Empty):
                     key, digest, told = self._values.get(timeout=_LOOK)
                     for other in self._differing(key, digest, told):
                         self._store.compare_set(_FAILED, "", json.dumps(other))
             if self._group() is not None:
                 self._fail(json.loads(self._store.get(_FAILED)))
+
+    def _has_failed(self) -> bool:
+        if self._server:
+            self._server.check()
+        return self._store.check([_FAILED])
 
     def _differing(
         self, key: str, digest: str, told: dict[str, str]

@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -27,6 +28,7 @@
 #include "comm/ErrorFile.hpp"
 #include "comm/OtherWaits.hpp"
 #include "comm/ProcessActivity.hpp"
+#include "comm/StoreServer.hpp"
 #include "host/AvailableMemory.hpp"
 #include "monitor/Compiling.hpp"
 #include "monitor/Heartbeat.hpp"
@@ -291,6 +293,9 @@ void bindPythonStackDump(py::module_& module) {
       py::arg("called_at"),
       py::arg("verdict_after"),
       py::call_guard<py::gil_scoped_release>());
+  py::class_<StoreServer, std::shared_ptr<StoreServer>>(module, "StoreServer")
+      .def_static("of", &StoreServer::of, py::arg("store"))
+      .def("check", &StoreServer::check, py::call_guard<py::gil_scoped_release>());
   module.def(
       "end_wait", &other_waits::end, py::arg("number"), py::call_guard<py::gil_scoped_release>());
   module.def("set_error_file", &error_file::set, py::arg("path"));

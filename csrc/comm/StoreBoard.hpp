@@ -3,12 +3,14 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/StoreValue.hpp"
+#include "comm/StoreServer.hpp"
 #include "monitor/HangDiagnosis.hpp"
 
 namespace torchcomms_pg {
@@ -39,8 +41,15 @@ class StoreBoard final : public SharedBoard {
 
  private:
   // Returns a separate connection, since another thread may block in the shared one. Opens the
-  // connection at the first use, since most groups never need it.
+  // connection at the first use, since most groups never need it. Raises c10::DistStoreError if the
+  // store's server has ended.
   c10d::Store& store() {
+    if (!own_) {
+      server_ = StoreServer::of(shared_);
+    }
+    if (server_) {
+      server_->check();
+    }
     if (!own_) {
       own_ = shared_->clone();
       shared_.reset();
@@ -50,6 +59,7 @@ class StoreBoard final : public SharedBoard {
 
   c10::intrusive_ptr<c10d::Store> shared_;
   c10::intrusive_ptr<c10d::Store> own_;
+  std::shared_ptr<StoreServer> server_;  // null if the store has no server
 };
 
 }  // namespace torchcomms_pg
