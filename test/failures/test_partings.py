@@ -175,6 +175,15 @@ def test_a_verdict_of_ranks_names_the_marked_line(program, backend):
     assert_the_marked_line_is_named(FOLDER / f"{program}.py", backend)
 
 
+@pytest.mark.beyond_gloo
+@pytest.mark.parametrize("backend", ["torchcomms", "gloo"], ids=["torchcomms", "watched"])
+def test_a_module_that_one_rank_skips_is_named_though_the_hang_is_in_backward(backend):
+    if backend == "gloo" and torch.__version__ < "2.14":
+        pytest.skip("c10d has hooks from torch 2.14 on")
+    path = FOLDER / "on_ranks" / "second_module_in_backward.py"
+    assert_the_marked_line_is_named(path, backend)
+
+
 def assert_the_marked_line_is_named(path, backend, started_with=None):
     right = [(path.name, line) for line in marked(path)]
     for _ in range(3):

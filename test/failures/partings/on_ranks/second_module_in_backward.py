@@ -1,0 +1,18 @@
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+
+def loss_of(model, critic, batch, with_critic):
+    loss = model(batch).sum()
+    if with_critic:  # parted
+        loss = loss + critic(batch).sum()
+    return loss
+
+
+def main(at):
+    model = DistributedDataParallel(torch.nn.Linear(4, 2))
+    critic = DistributedDataParallel(torch.nn.Linear(4, 3))
+    for step in range(3):
+        loss = loss_of(model, critic, torch.ones(2, 4), not (at.rank == 1 and step == 1))
+        loss.backward()
+    at.barrier()
