@@ -171,12 +171,21 @@ def set_last_words(on: bool) -> None:
     """Sets whether SIGTERM first has this process say what it waits for."""
 
 def begin_wait(
-    *, text: str, ranks: list[int], meets: bool, called_at: str, verdict_after: timedelta
+    *,
+    text: str,
+    ranks: list[int],
+    meets: bool,
+    called_at: str,
+    verdict_after: timedelta,
+    meeting: tuple[str, int, str] | None = None,
+    rank: int = -1,
 ) -> int:
     """Records that a thread begins a wait that is no operation; returns its number.
 
     `text` is equal on all ranks that meet. `ranks`: those that are waited for, by their global
     numbers. `meets`: each of them has to come to the same wait. `verdict_after`: 0 for never.
+    `meeting`: host and port of the store's server, and a key, by which the ranks find out who has
+    come, if this process has no group with them yet; `rank`: this process's rank then.
     """
 
 class StoreServer:
@@ -188,6 +197,9 @@ class StoreServer:
 
     def check(self) -> None:
         """Raises DistStoreError if no process serves the store any more: the store prints that."""
+
+def store_place(store: Store) -> tuple[str, int, str] | None:
+    """Returns host and port of the store's server, and the keys' prefix; None without a server."""
 
 def end_wait(number: int) -> None:
     """Records that the wait has ended."""

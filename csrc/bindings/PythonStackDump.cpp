@@ -13,33 +13,36 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
 #include <fstream>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bindings/Bindings.hpp"
-#include <utility>
 #include "comm/DiagnosisClient.hpp"
 #include "comm/ErrorFile.hpp"
 #include "comm/OtherWaits.hpp"
 #include "comm/ProcessActivity.hpp"
+#include "comm/StorePlace.hpp"
 #include "comm/StoreServer.hpp"
 #include "host/AvailableMemory.hpp"
 #include "monitor/Compiling.hpp"
 #include "monitor/Heartbeat.hpp"
+#include "monitor/Monitor.hpp"
 #include "monitor/Sigterm.hpp"
+#include "recorder/ProcessRecorder.hpp"
 #include "recorder/Stack.hpp"
 
 // The function that faulthandler's watchdog calls without the GIL. It is not part of Python's
 // stable API: null if this Python does not export it, as from 3.13 on.
-#include "monitor/Monitor.hpp"
 extern "C" __attribute__((weak)) const char* _Py_DumpTracebackThreads(
-#include "recorder/ProcessRecorder.hpp"
     int file, PyInterpreterState* interpreter, PyThreadState* thread);
 
 namespace torchcomms_pg {
@@ -58,14 +61,14 @@ void (*handlerOfPython())(int) {
   return found && python.dli_fbase == known.dli_fbase ? handler : nullptr;
 }
 
+// Limit of the time for Python's stacks in the dump of a process that leaves a group.
+constexpr Milliseconds kDumping{1000};
+
 using Frames = std::vector<std::tuple<std::string, int64_t, std::string>>;
 
 std::vector<Frames> framesOf(const std::vector<Stack>& stacks) {
   std::vector<Frames> all(stacks.size());
   if (!stacks.empty() && StackSource::get() != nullptr) {
-// Limit of the time for Python's stacks in the dump of a process that leaves a group.
-constexpr Milliseconds kDumping{1000};
-
     const auto described = StackSource::get()->describe(stacks);
     for (size_t i = 0; i < stacks.size(); ++i) {
       for (const auto& frame : described[i]) {
@@ -282,9 +285,17 @@ void bindPythonStackDump(py::module_& module) {
          std::vector<int64_t> ranks,
          bool meets,
          std::string calledAt,
-         Milliseconds verdictAfter) {
-        return other_waits::begin(
-            {std::move(text), std::move(ranks), meets, std::move(calledAt), verdictAfter});
+         Milliseconds verdictAfter,
+         std::optional<std::tuple<std::string, uint16_t, std::string>> meeting,
+         int64_t self) {
+        other_waits::OtherWait wait{
+            std::move(text), std::move(ranks), meets, std::move(calledAt), verdictAfter};
+        if (meeting) {
+          auto& [host, port, key] = *meeting;
+          wait.meeting = MeetingPlace{std::move(host), port, std::move(key)};
+          wait.self = self;
+        }
+        return other_waits::begin(std::move(wait));
       },
       py::kw_only(),
       py::arg("text"),
@@ -292,10 +303,24 @@ void bindPythonStackDump(py::module_& module) {
       py::arg("meets"),
       py::arg("called_at"),
       py::arg("verdict_after"),
+      py::arg("meeting") = py::none(),
+      py::arg("rank") = -1,
       py::call_guard<py::gil_scoped_release>());
   py::class_<StoreServer, std::shared_ptr<StoreServer>>(module, "StoreServer")
       .def_static("of", &StoreServer::of, py::arg("store"))
       .def("check", &StoreServer::check, py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "store_place",
+      [](const c10::intrusive_ptr<c10d::Store>& store)
+          -> std::optional<std::tuple<std::string, uint16_t, std::string>> {
+        const StorePlace place(store);
+        const auto* const tcp = dynamic_cast<const c10d::TCPStore*>(place.store.get());
+        if (tcp == nullptr) {
+          return std::nullopt;
+        }
+        return std::tuple(tcp->getHost(), tcp->getPort(), place.prefixes);
+      },
+      py::arg("store"));
   module.def(
       "end_wait", &other_waits::end, py::arg("number"), py::call_guard<py::gil_scoped_release>());
   module.def("set_error_file", &error_file::set, py::arg("path"));
@@ -313,10 +338,12 @@ void bindPythonStackDump(py::module_& module) {
             process_recorder::dumpAfterFailure(
                 static_cast<int>(group->globalRanks()[group->rank()]), kDumping);
           }
+          group->leave(how);
         }
       },
       py::arg("how"),
       py::arg("names"),
+      py::arg("fails"),
       py::call_guard<py::gil_scoped_release>());
   module.def("set_verdict_after", &DiagnosisClient::setVerdictAfter, py::arg("time"));
   module.def("set_compile_limit", &Compiling::setLimit, py::arg("limit"));
@@ -337,5 +364,3 @@ void bindPythonStackDump(py::module_& module) {
 }
 
 }  // namespace torchcomms_pg
-          group->leave(how);
-      py::arg("fails"),

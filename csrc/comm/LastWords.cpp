@@ -13,6 +13,7 @@
 #include "base/Thread.hpp"
 #include "comm/ErrorFile.hpp"
 #include "comm/GroupActivity.hpp"
+#include "comm/OtherWaits.hpp"
 #include "comm/ProcessActivity.hpp"
 #include "monitor/Monitor.hpp"
 #include "monitor/Printer.hpp"
@@ -111,7 +112,15 @@ void sayLastWords(const sigterm::Kept& signal) {
       error_file::write("torchcomms_pg: " + said, by.ranks);
     }
   }
-  if (!enlisted().empty()) {
+  const auto other = waiting ? "" : other_waits::lastWords(signal.at);
+  if (!other.empty()) {
+    const auto said = (signal.ends ? "ended by SIGTERM while " : "SIGTERM came while ") + other;
+    printLine("torchcomms_pg: " + said);
+    if (signal.ends) {
+      error_file::write("torchcomms_pg: " + said, {});
+    }
+  }
+  if (!enlisted().empty() || !other.empty()) {
     std::this_thread::sleep_until(signal.at + kAnswering);
     awaitPrinted(kFlushing);
   }

@@ -1,28 +1,53 @@
 #include "comm/OtherWaits.hpp"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
+#include <atomic>
 #include <exception>
+#include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
+#include <thread>
 #include <utility>
 
 #include "base/ExitGuard.hpp"
 #include "base/PerProcess.hpp"
+#include "base/Thread.hpp"
+#include "comm/ErrorFile.hpp"
+#include "comm/LastWords.hpp"
 #include "comm/ProcessActivity.hpp"
 #include "monitor/Monitor.hpp"
 #include "monitor/Printer.hpp"
+#include "monitor/Sigterm.hpp"
 
 namespace torchcomms_pg::other_waits {
 
 namespace {
 
 // Limit of the questions to the other ranks.
-constexpr Milliseconds kAsking{1000};
+constexpr Milliseconds kAskingOthers{1000};
+constexpr Milliseconds kLastAsking{450};
+
+// Age from which on SIGTERM has a wait told.
+constexpr Milliseconds kLeastTold{300};
+
+// Age of a wait without a group from which on other processes can learn of it: healthy waits
+// mostly end before. A verdict waits that much longer for ranks that have just come.
+constexpr Milliseconds kLearning{1000};
+constexpr Milliseconds kMargin{200};
+constexpr Milliseconds kBetweenAttempts{1000};
 
 class Entry final : public Monitor::Watched, public std::enable_shared_from_this<Entry> {
  public:
-  explicit Entry(OtherWait given) : wait(std::move(given)) {}
+  explicit Entry(OtherWait given) : wait(std::move(given)) {
+    if (wait.meeting) {
+      meeting_ = std::make_shared<Meeting>(*wait.meeting, wait.self);
+    }
+  }
 
   const OtherWait wait;
   const Clock::time_point since = Clock::now();
@@ -30,17 +55,19 @@ class Entry final : public Monitor::Watched, public std::enable_shared_from_this
   Milliseconds age() const {
     return std::chrono::duration_cast<Milliseconds>(Clock::now() - since);
   }
+  uint64_t meeting() const { return meeting_ ? meeting_->id() : 0; }
 
   void check(Clock::time_point now) noexcept override {
-    if (told_ || now - since < wait.verdictAfter) {
-      return;
-    }
     try {
-      if (auto unfinished = ExitGuard::begin()) {
-        Monitor::get().runDetached(
-            [unfinished = std::move(unfinished), self = shared_from_this()] { self->tell(); });
+      if (meeting_ && now - since >= learning() && now >= nextTry_ && !listed_) {
+        tried_ = true;
+        apart([self = shared_from_this()] { self->enlistSelf(); });
+        nextTry_ = now + kBetweenAttempts;
       }
-      told_ = true;
+      if (wait.verdictAfter.count() > 0 && !told_ && now - since >= wait.verdictAfter) {
+        apart([self = shared_from_this()] { self->tell(); });
+        told_ = true;
+      }
     } catch (const std::exception&) {
       // No thread can be started; the next round tries again.
     }
@@ -50,34 +77,138 @@ class Entry final : public Monitor::Watched, public std::enable_shared_from_this
 
   // Prints that the wait has ended, if its verdict was printed.
   void end() {
-    std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     ended_ = true;
-    if (printed_) {
+    server_.reset();
+    const bool printed = printed_;
+    lock.unlock();
+    if (printed) {
       printLine(
           "torchcomms_pg: the verdict on " + wait.text + " is over: it has ended, " +
           inSeconds(age()) + " after its begin");
+      error_file::withdraw(written_);
+    }
+    if (meeting_ && tried_) {
+      try {
+        apart([meeting = meeting_] { meeting->leave(); });
+      } catch (const std::exception&) {
+        // No thread can be started: the list keeps this rank.
+      }
     }
   }
 
+  // Returns which ranks are missing, as the rest of a line, or "" if that is not known. May raise
+  // what status and store raise.
+  std::string missing(Milliseconds patience) {
+    if (meeting_) {
+      return ": " + ofMeeting().text;
+    }
+    const auto found = explain(wait.text, patience);
+    return !found ? "" : wait.meets ? ": " + notCome(found->waitsFor) : "";
+  }
+
  private:
+  struct Known {
+    std::string text;
+    std::vector<int64_t> missing;
+  };
+
+  Milliseconds learning() const {
+    return wait.verdictAfter.count() > 0 ? std::min(kLearning, wait.verdictAfter / 2) : kLearning;
+  }
+
+  static void apart(std::function<void()> body) {
+    if (auto unfinished = ExitGuard::begin()) {
+      Monitor::get().runDetached([unfinished = std::move(unfinished), body = std::move(body)] {
+        try {
+          body();
+        } catch (const std::exception&) {
+          // No process serves the store.
+        }
+      });
+    }
+  }
+
+  static std::string notCome(const std::vector<int64_t>& ranks) {
+    return ranks.size() == 1 ? "rank " + asRuns(ranks) + " has not come"
+                             : "ranks " + asRuns(ranks) + " have not come";
+  }
+
+  // Lets the other processes of this host, and those that meet this one, know of this wait.
+  void enlistSelf() {
+    {
+      std::lock_guard lock(mutex_);
+      if (!ended_ && !server_) {
+        server_ = serveStatus({meeting(), wait.self});
+        sigterm::install(sayLastWords);
+      }
+    }
+    meeting_->come();
+    listed_ = true;
+  }
+
+  Known ofMeeting() {
+    Known known;
+    try {
+      meeting_->come();
+      listed_ = true;
+      const auto come = meeting_->ranks();
+      for (const auto rank : wait.ranks) {
+        if (!come.contains(rank)) {
+          known.missing.push_back(rank);
+        }
+      }
+      known.text = known.missing.empty() ? "all ranks have come" : notCome(known.missing);
+    } catch (const c10::DistError&) {
+      known.text = "no process serves the store at " + meeting_->address();
+    }
+    return known;
+  }
+
   void tell() {
     std::string text;
-    try {
-      text = explain(wait.text, kAsking);
-    } catch (const std::exception&) {
-      return;  // the status's folder cannot be read
+    std::vector<int64_t> missing;
+    if (meeting_) {
+      const auto before = ofMeeting();
+      if (!before.missing.empty()) {
+        std::this_thread::sleep_for(learning() + kMargin);
+      }
+      auto known = ofMeeting();
+      text = wait.text + ", begun " + inSeconds(age()) + " ago on rank " +
+             std::to_string(wait.self) + " at " + wait.calledAt + ": " + known.text;
+      missing = std::move(known.missing);
+    } else {
+      try {
+        if (auto found = explain(wait.text, kAskingOthers)) {
+          text = std::move(found->verdict);
+          missing = std::move(found->waitsFor);
+        }
+      } catch (const std::exception&) {
+        return;  // the status's folder cannot be read
+      }
     }
     std::lock_guard lock(mutex_);
     if (!ended_ && !text.empty()) {
       printLine("torchcomms_pg: verdict: " + text);
       printed_ = true;
+      written_ = "torchcomms_pg: " + text;
+      error_file::write(written_, missing);
     }
   }
 
-  bool told_ = false;  // of the monitor's thread
+  std::shared_ptr<Meeting> meeting_;  // null if the ranks have a group
+  std::atomic<bool> tried_{false};    // a thread puts this rank on the meeting's list
+  std::atomic<bool> listed_{false};   // it is there
+
+  // State of the monitor's thread.
+  bool told_ = false;
+  Clock::time_point nextTry_{};
+
   std::mutex mutex_;
   bool ended_ = false;
   bool printed_ = false;
+  std::string written_;
+  std::shared_ptr<status::StatusServer> server_;  // serves this wait until it ends
 };
 
 struct Entries {
@@ -103,8 +234,18 @@ std::vector<std::shared_ptr<Entry>> current() {
 }  // namespace
 
 uint64_t begin(OtherWait wait) {
-  auto entry = wait.verdictAfter.count() > 0 ? Monitor::watch<Entry>(std::move(wait))
-                                             : std::make_shared<Entry>(std::move(wait));
+  const bool watched = wait.verdictAfter.count() > 0 || wait.meeting;
+  std::shared_ptr<Entry> entry;
+  if (watched) {
+    try {
+      entry = Monitor::watch<Entry>(wait);
+    } catch (const std::runtime_error&) {
+      // No thread can be started: the process prints nothing, but goes on.
+    }
+  }
+  if (!entry) {
+    entry = std::make_shared<Entry>(std::move(wait));
+  }
   auto& known = entries();
   std::lock_guard lock(known.mutex);
   known.all.emplace(++known.last, std::move(entry));
@@ -125,9 +266,39 @@ void end(uint64_t number) {
   }
 }
 
+std::string lastWords(Clock::time_point at) {
+  std::shared_ptr<Entry> longest;
+  for (auto& entry : current()) {
+    if (entry->wait.meets && entry->since < at && (!longest || entry->since < longest->since)) {
+      longest = std::move(entry);
+    }
+  }
+  if (!longest || at - longest->since < kLeastTold) {
+    return "";
+  }
+  const auto text = longest->wait.text + " had waited " +
+                    inSeconds(std::chrono::duration_cast<Milliseconds>(at - longest->since)) +
+                    ", called at " + longest->wait.calledAt;
+  const auto done = std::make_shared<std::promise<std::string>>();
+  auto answer = done->get_future();
+  startDetached("tcpg_apart", [longest = std::move(longest), done] {
+    std::string missing;
+    try {
+      missing = longest->missing(kLastAsking);
+    } catch (const std::exception&) {
+      // The status's folder cannot be read.
+    }
+    done->set_value(std::move(missing));
+  });
+  return text + (answer.wait_for(kLastAsking) == std::future_status::ready ? answer.get() : "");
+}
+
 std::vector<Wait> ofDiagnosis() {
   std::vector<Wait> waits;
   for (const auto& entry : current()) {
+    if (entry->wait.ranks.empty()) {
+      continue;  // it is not known for whom this rank waits
+    }
     Wait wait;
     wait.text = entry->wait.text + ", called at " + entry->wait.calledAt;
     wait.members = runsOf(entry->wait.ranks);
@@ -144,7 +315,9 @@ std::vector<status::OtherWait> ofStatus() {
          entry->wait.ranks,
          entry->wait.meets,
          entry->age().count(),
-         entry->wait.calledAt});
+         entry->wait.calledAt,
+         entry->meeting(),
+         entry->wait.self});
   }
   return waits;
 }

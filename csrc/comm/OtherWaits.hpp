@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "comm/Meeting.hpp"
 #include "monitor/RankStatus.hpp"
 #include "operation/Operation.hpp"
 #include "status/ProcessStatus.hpp"
@@ -14,17 +16,24 @@ namespace torchcomms_pg::other_waits {
 
 struct OtherWait {
   std::string text;            // equal on all ranks that meet
-  std::vector<int64_t> ranks;  // global ranks that are waited for
+  std::vector<int64_t> ranks;  // global ranks that are waited for; none for a key of a store
   bool meets = false;          // true if each of `ranks` has to come to the same wait
-  std::string calledAt;        // line of Python
+  std::string calledAt;        // line of Python; "" if it is where the main thread is
   // Time after which the process prints which ranks are missing; 0 for never.
   Milliseconds verdictAfter{0};
+  // Set if this rank, `self`, is in no group in which it could ask the others.
+  std::optional<MeetingPlace> meeting = std::nullopt;
+  int64_t self = -1;
 };
 
-// Records that a thread of this process begins to wait. Returns the number for end(). Raises
-// std::runtime_error if the monitor cannot be started.
+// Records that a thread of this process begins to wait. Returns the number for end().
 uint64_t begin(OtherWait wait);
 void end(uint64_t number);
+
+// Returns what this process says, when SIGTERM ends it, of its longest wait of those for ranks that
+// have to come to the same wait and that began before `at`: "init_process_group of 3 ranks had
+// waited 14.03 s, ...". Returns "" if no such wait exists. Blocks for at most half a second.
+std::string lastWords(Clock::time_point at);
 
 // Returns the waits for a rank's answer in a diagnosis: they explain why the rank does not come,
 // and hold no needs that the rule of blame could follow.

@@ -275,6 +275,14 @@ status::Description describeProcess() {
     }
     told.ranks.push_back(std::move(activity));
   }
+  for (const auto& wait : told.otherWaits) {
+    if (wait.self >= 0 && told.ranks.empty()) {
+      status::RankActivity activity;
+      activity.rank = wait.self;
+      activity.mainThread = PythonStackDump::mainThread();
+      told.ranks.push_back(std::move(activity));
+    }
+  }
   description.setLines = [lines](
                              status::ProcessStatus& status, const std::vector<std::string>& told) {
     for (size_t i = 0; i < std::min(told.size(), lines->size()); ++i) {
@@ -402,18 +410,27 @@ HeldUp heldUpBy(const GroupActivity& group, const Operation& op, Milliseconds pa
   return {};
 }
 
-std::string explain(const std::string& text, Milliseconds patience) {
+std::shared_ptr<status::StatusServer> serveStatus(const status::Membership& membership) {
+  auto server =
+      status::StatusServer::of({describeProcess, describeJob, describeForRas, peersOfJob});
+  if (server) {
+    server->add(membership);
+  }
+  return server;
+}
+
+std::optional<status::Job::WaitElsewhere> explain(const std::string& text, Milliseconds patience) {
   if (status::StatusServer::folder().empty() || shown().empty()) {
-    return "";
+    return std::nullopt;
   }
   const auto told = askJob({0, patience.count()});
   const status::Job job(told.hosts, told.unreached, told.question);
   for (const auto& wait : job.otherWaits()) {
     if (wait.text == text) {
-      return wait.verdict;
+      return wait;
     }
   }
-  return "";
+  return std::nullopt;
 }
 
 void setRunId(const std::string& id) {

@@ -6,11 +6,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
-
 #include <vector>
+
 #include "comm/GroupActivity.hpp"
 #include "status/Hosts.hpp"
+#include "status/Job.hpp"
 #include "status/StatusServer.hpp"
 
 namespace torchcomms_pg {
@@ -43,9 +45,13 @@ struct HeldUp {
 HeldUp heldUpBy(const GroupActivity& group, const Operation& op, Milliseconds patience);
 
 // Asks the job's processes which ranks are in the wait `text`, in which this process is, and for
-// the places of the others. Returns the verdict, or "" if it is not known. Blocks. Raises the
-// status's errors.
-std::string explain(const std::string& text, Milliseconds patience);
+// the places of the others. Returns nullopt if that is not known. Blocks. Raises the status's
+// errors.
+std::optional<status::Job::WaitElsewhere> explain(const std::string& text, Milliseconds patience);
+
+// Serves the status of a process that has no group yet, and is known by `membership`, while a
+// caller holds the result. Returns null as StatusServer::of() does.
+std::shared_ptr<status::StatusServer> serveStatus(const status::Membership& membership);
 
 // Sets the run's id, which the launcher gave this process, for the process's status.
 void setRunId(const std::string& run);

@@ -13,6 +13,7 @@ namespace {
 
 // Number of ranks whose places a line gives.
 constexpr size_t kMostNamed = 3;
+constexpr size_t kMostPlaces = 8;  // of a wait for a key
 
 std::string tenths(int64_t milliseconds) {
   return std::to_string(milliseconds / 1000) + "." + std::to_string(milliseconds / 100 % 10) + " s";
@@ -37,6 +38,15 @@ std::string named(const std::vector<int64_t>& ranks) {
   return text;
 }
 
+// Returns Python's place of the process's main thread.
+std::string mainLineOf(const ProcessStatus& process) {
+  const auto text = pythonOf(process);
+  const auto line = text.substr(0, text.find('\n'));
+  const auto name = line.find(": ");
+  return process.pythonSilentMs < 0 && name != std::string::npos ? line.substr(name + 2)
+                                                                 : "an unknown line: " + line;
+}
+
 // Returns where the rank's main thread is: the line in which it called the oldest operation that it
 // is in, or Python's place.
 std::string lineOf(const Job::Member& member) {
@@ -45,12 +55,12 @@ std::string lineOf(const Job::Member& member) {
   if (in != ops.end() && !in->calledAt.empty()) {
     return in->calledAt + ", in " + in->text;
   }
-  const auto text = pythonOf(*member.process);
-  const auto line = text.substr(0, text.find('\n'));
-  const auto name = line.find(": ");
-  return member.process->pythonSilentMs < 0 && name != std::string::npos
-             ? line.substr(name + 2)
-             : "an unknown line: " + line;
+  return mainLineOf(*member.process);
+}
+
+// Returns the line that a wait was called at.
+std::string lineOf(const OtherWait& wait, const ProcessStatus& process) {
+  return wait.calledAt.empty() ? mainLineOf(process) : wait.calledAt;
 }
 
 // Returns whether the operation tells where its rank is. A message for which nothing waits does
@@ -171,13 +181,23 @@ void Job::take(const ProcessStatus& process) {
       job_.insert(group.id);
     }
   }
+  for (const auto& wait : process.otherWaits) {
+    if (wait.meeting != 0) {
+      job_.insert(wait.meeting);
+    }
+  }
 }
 
 bool Job::isOfJob(const ProcessStatus& process) const {
-  return std::ranges::any_of(process.ranks, [&](const auto& rank) {
-    return std::ranges::any_of(
-        rank.groups, [&](const auto& group) { return job_.contains(group.id); });
-  });
+  return std::ranges::any_of(
+             process.ranks,
+             [&](const auto& rank) {
+               return std::ranges::any_of(
+                   rank.groups, [&](const auto& group) { return job_.contains(group.id); });
+             }) ||
+         std::ranges::any_of(process.otherWaits, [&](const auto& wait) {
+           return wait.meeting != 0 && job_.contains(wait.meeting);
+         });
 }
 
 void Job::addProcess(const ProcessStatus& process) {
@@ -245,9 +265,11 @@ void Job::noteUnused() {
 
 void Job::judgeOtherWaits() {
   std::map<std::string, std::map<int64_t, const OtherWait*>> byText;
+  std::map<const OtherWait*, const ProcessStatus*> processes;
   for (const auto& rank : ranks_) {
     for (const auto& wait : rank.process->otherWaits) {
       byText[wait.text][rank.activity->rank] = &wait;
+      processes[&wait] = rank.process;
     }
   }
   const auto least = std::max(question_.lateMs, question_.tookMs);
@@ -264,16 +286,21 @@ void Job::judgeOtherWaits() {
       std::erase_if(missing, [&](int64_t rank) { return waiting.contains(rank); });
     }
     found.waitsFor.assign(missing.begin(), missing.end());
-    if (longest->ageMs < least || missing.empty()) {
+    const bool ofStore = longest->ranks.empty();
+    if (longest->ageMs < least || (missing.empty() && !ofStore)) {
       continue;
     }
     found.verdict = text + ", begun " + tenths(longest->ageMs) + " ago on " + named(found.there) +
-                    (longest->meets ? ": " : ", waits for ") + named(found.waitsFor) +
-                    (!longest->meets              ? ""
-                     : found.waitsFor.size() == 1 ? " has not come"
-                                                  : " have not come");
+                    (ofStore ? ": no process has set it"
+                             : (longest->meets ? ": " : ", waits for ") + named(found.waitsFor) +
+                                   (!longest->meets              ? ""
+                                    : found.waitsFor.size() == 1 ? " has not come"
+                                                                 : " have not come"));
     for (const auto rank : found.waitsFor) {
       const auto* const known = elsewhere(rank);
+      if (known == nullptr && longest->meeting != 0) {
+        continue;  // it has not arrived, or is on another host
+      }
       const bool otherName =
           longest->meets && known != nullptr &&
           std::ranges::any_of(known->process->otherWaits, [&](const auto& other) {
@@ -287,11 +314,16 @@ void Job::judgeOtherWaits() {
     std::map<std::string, std::vector<int64_t>> places;
     for (const auto& [rank, wait] : waiting) {
       if (!missing.contains(rank)) {
-        places[wait->calledAt].push_back(rank);
+        places["called at " + lineOf(*wait, *processes.at(wait))].push_back(rank);
+      }
+    }
+    for (const auto& rank : ranks_) {
+      if (ofStore && !waiting.contains(rank.activity->rank) && places.size() < kMostPlaces) {
+        places[placeOf(rank.activity->rank)].push_back(rank.activity->rank);
       }
     }
     for (const auto& [place, ranks] : places) {
-      found.verdict += "\n  " + named(ranks) + ": called at " + place;
+      found.verdict += "\n  " + named(ranks) + ": " + place;
     }
     found.verdict = printable(found.verdict);
     otherWaits_.push_back(std::move(found));
@@ -316,7 +348,7 @@ std::string Job::placeOf(int64_t rank) const {
   if (!waits.empty()) {
     const auto& longest = *std::ranges::max_element(waits, {}, &OtherWait::ageMs);
     return "in " + longest.text + " since " + tenths(longest.ageMs) + ", called at " +
-           longest.calledAt;
+           lineOf(longest, *known->process);
   }
   std::string text;
   for (const auto& group : known->activity->groups) {

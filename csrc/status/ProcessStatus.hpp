@@ -113,13 +113,17 @@ struct RankActivity {
 // A wait for other ranks that is no operation of a group, such as in new_group.
 struct OtherWait {
   std::string text;            // equal on all ranks that meet
-  std::vector<int64_t> ranks;  // global ranks that are waited for
+  std::vector<int64_t> ranks;  // global ranks that are waited for; none for a key of a store
   bool meets = false;          // true if each of `ranks` has to come to the same wait
   int64_t ageMs = 0;
-  std::string calledAt;  // line of Python
+  std::string calledAt;  // line of Python; "" if it is where the main thread is
+  // The number that the processes share which meet without a group; 0 if they have groups. `self`:
+  // this process's rank then.
+  uint64_t meeting = 0;
+  int64_t self = -1;
 
   static void fields(auto& self, auto& visit) {
-    visit(self.text, self.ranks, self.meets, self.ageMs, self.calledAt);
+    visit(self.text, self.ranks, self.meets, self.ageMs, self.calledAt, self.meeting, self.self);
   }
 };
 

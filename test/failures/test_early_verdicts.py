@@ -358,3 +358,59 @@ def test_a_librarys_own_wait_is_in_status_and_verdict(started, ask):
         with pytest.raises(ValueError, match="waiting: for_ranks is \\[\\], wanted"):
             with torchcomms_pg.waiting("nothing", for_ranks=[]):
                 pass
+
+
+def rank_0_never_sets_a_key(args, world):
+    store, rank = join(args, world, "torchcomms")
+    if rank == 0:
+        stays_away()
+        store.set("weights", "1")
+    else:
+        store.wait(["weights"], datetime.timedelta(seconds=300))
+    meet(store, "done", world)
+
+
+def test_a_wait_for_a_key_of_the_store_is_in_verdict_and_status(started, ask):
+    with started(3, TORCHCOMMS_PG_VERDICT_AFTER=str(AFTER)) as ranks:
+        ranks.start(rank_0_never_sets_a_key, ranks.store_args(), 3)
+        ranks.wait_report(0)
+        found = []
+
+        def named():
+            found[:] = ask()
+            return any(
+                wait["there"] == [1, 2] and "in stays_away" in wait["verdict"]
+                for wait in found[1]["waits"]
+            )
+
+        assert wait_for(named, SOON), found
+        (wait,) = found[1]["waits"]
+        assert wait["operation"] == "the store's wait(['weights'])" and wait["waits_for"] == []
+        assert found[0] == 1
+        assert re.search(r"called at .*test_early_verdicts.py:\d+ in rank_0_never", wait["verdict"])
+        said = r"verdict: the store's wait\(\['weights'\]\), begun .*: no process has set it\n"
+        assert wait_for(lambda: re.search(said, ranks.output(1)), SOON), ranks.output(1)
+        assert "verdict" not in ranks.output(0)
+        ranks.tell(0, "go on")
+        check(ranks.wait())
+
+
+def rank_0_makes_a_group_alone(args, world):
+    store, rank = join(args, world, "torchcomms")
+    if rank == 1:
+        stays_away()
+    dist.new_group([0])
+    meet(store, "done", world)
+
+
+def test_the_barrier_after_the_making_of_a_group_names_the_rank_that_has_not_made_it(started):
+    settings = {"TORCHCOMMS_PG_VERDICT_AFTER": str(AFTER), "TORCH_DIST_INIT_BARRIER": "1"}
+    with started(2, **settings) as ranks:
+        ranks.start(rank_0_makes_a_group_alone, ranks.store_args(), 2)
+        ranks.wait_report(1)
+        said = (
+            r"verdict: the barrier after the making of group '\w+', begun \S+ s ago on rank 0: "
+            r"rank 1 has not come\n  rank 1: in no operation"
+        )
+        assert wait_for(lambda: re.search(said, ranks.output(0)), SOON), ranks.output(0)
+        ranks.kill(0, signal.SIGKILL)

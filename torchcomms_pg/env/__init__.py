@@ -680,7 +680,12 @@ def torchrun_store() -> tuple[str, int, int] | None:
         return None
     if not read_bool("TORCHELASTIC_USE_AGENT_STORE", default=False):
         return None
-    return host, port, read_int("TORCHELASTIC_RESTART_COUNT") or 0
+    return host, port, restarts()
+
+
+def restarts() -> int:
+    """Returns how often torchrun has restarted the ranks, whose store lasts."""
+    return read_int("TORCHELASTIC_RESTART_COUNT") or 0
 
 
 def launcher_ranks() -> tuple[int, int] | None:

@@ -1,0 +1,83 @@
+#include "comm/Meeting.hpp"
+
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+#include "host/Process.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+constexpr std::chrono::milliseconds kStoreAnswers{2000};
+constexpr char kComes = '+';
+constexpr char kLeaves = '-';
+
+}  // namespace
+
+Meeting::Meeting(MeetingPlace place, int64_t rank)
+    : place_(std::move(place)), rank_(rank), server_(StoreServer::at(place_.host, place_.port)) {}
+
+uint64_t Meeting::id() const {
+  const auto text = address() + '\0' + place_.key;
+  return host::hashBytes(text.data(), text.size());
+}
+
+c10d::Store& Meeting::store() {
+  server_->check();
+  if (!store_) {
+    c10d::TCPStoreOptions options;
+    options.port = place_.port;
+    options.waitWorkers = false;
+    options.timeout = kStoreAnswers;
+    store_ = c10::make_intrusive<c10d::TCPStore>(place_.host, options);
+  }
+  return *store_;
+}
+
+// A line of the list is "+RANK" or "-RANK"; a rank's latest line counts.
+void Meeting::append(char what) {
+  const auto line = what + std::to_string(rank_) + "\n";
+  store().append(place_.key, std::vector<uint8_t>(line.begin(), line.end()));
+}
+
+void Meeting::come() {
+  std::lock_guard lock(mutex_);
+  if (!listed_ && !left_) {
+    append(kComes);
+    listed_ = true;
+  }
+}
+
+void Meeting::leave() {
+  std::lock_guard lock(mutex_);
+  left_ = true;
+  if (std::exchange(listed_, false)) {
+    append(kLeaves);
+  }
+  store_.reset();
+}
+
+std::set<int64_t> Meeting::ranks() {
+  std::lock_guard lock(mutex_);
+  std::set<int64_t> come;
+  if (!listed_) {
+    return come;
+  }
+  const auto bytes = store().get(place_.key);
+  const std::string text(bytes.begin(), bytes.end());
+  for (size_t begin = 0; begin < text.size();) {
+    const auto end = std::min(text.find('\n', begin), text.size());
+    const auto rank = std::atoll(text.c_str() + begin + 1);
+    if (text[begin] == kComes) {
+      come.insert(rank);
+    } else {
+      come.erase(rank);
+    }
+    begin = end + 1;
+  }
+  return come;
+}
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,54 @@
+// Which ranks have arrived at init_process_group. The ranks have no group yet in which they could ask.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "comm/StoreServer.hpp"
+
+namespace torchcomms_pg {
+
+// Where the ranks meet: at the server of their store.
+struct MeetingPlace {
+  std::string host;
+  uint16_t port = 0;
+  std::string key;  // of this meeting in the store
+};
+
+// A rank's entry in the list of those that have arrived, which the store's server keeps. Each method
+// but the constructor blocks, for some seconds at most, and raises c10::DistStoreError if no
+// process serves the store. Thread-safe.
+class Meeting {
+ public:
+  Meeting(MeetingPlace place, int64_t rank);
+
+  // Adds this rank to the list, once.
+  void come();
+  // Removes the rank again. come() has no effect any more.
+  void leave();
+  // Returns the ranks on the list. Some of them may have died since.
+  std::set<int64_t> ranks();
+
+  std::string address() const { return server_->address(); }
+  // Returns the number under which the processes that meet find each other in the status.
+  uint64_t id() const;
+
+ private:
+  c10d::Store& store();  // called with mutex_ held
+  void append(char what);
+
+  const MeetingPlace place_;
+  const int64_t rank_;
+  const std::shared_ptr<StoreServer> server_;
+  std::mutex mutex_;
+  c10::intrusive_ptr<c10d::TCPStore> store_;  // a connection of this object's own
+  bool listed_ = false;
+  bool left_ = false;
+};
+
+}  // namespace torchcomms_pg
