@@ -542,10 +542,10 @@ c10::intrusive_ptr<c10d::Store> WatchedGroup::store() const {
 
 void WatchedGroup::leave(const std::string& how) noexcept {
   try {
-    // The caller may have got an operation's error before the operation was polled. The reason is
-    // found before this rank leaves: the words of all are erased when all have left.
+    // The caller may have got an operation's end before the operation was polled. The reason of an
+    // error is found before this rank leaves: the words of all are erased when all have left.
     for (const auto& op : operations([](const WatchedOp& op) { return op.returned(); })) {
-      if (const auto end = op->ask(); end && end->failed) {
+      if (const auto end = op->ask()) {
         endAsked(*op, *end);
       }
     }
