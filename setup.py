@@ -47,7 +47,10 @@ PACKAGE = "torchcomms_pg"
 BUILDS = {"bdist_wheel", "build", "build_ext", "develop", "dist_info", "editable_wheel", "install"}
 GIB_PER_JOB = 2.0
 # Folders of csrc/ that must not need torch: without its headers they cannot.
-WITHOUT_TORCH = {"host", "monitor", "nccl", "shm", "status"}
+WITHOUT_TORCH = {
+    *("host", "monitor", "nccl", "shm"),
+    *("diagnosis/hang", "diagnosis/lateness", "diagnosis/rank", "diagnosis/status"),
+}
 
 
 def package_folder(name: str) -> Path | None:
@@ -343,12 +346,14 @@ class Build:
         def place(source: Path) -> tuple[str, str]:
             path = source.relative_to(ROOT)
             folder = path.parts[1].removesuffix(".cpp")  # bindings.cpp goes with bindings/
+            part = "/".join(path.parts[1:3]) if folder == "diagnosis" else folder
             if folder == "host" and path.name.startswith("Reduce"):
                 return f"{folder}-{path.stem}", "reduce"  # alone: compiled for other processors
-            if folder in WITHOUT_TORCH:
-                return folder, "plain"
-            # pybind11's templates take as long as torch's headers, in each unit that has some.
-            return folder if folder == "bindings" else "torch", "torch"
+            if part in WITHOUT_TORCH:
+                return part.replace("/", "-"), "plain"
+            # pybind11's templates take as long as torch's headers, in each unit that has some. The
+            # library's units have no file of the diagnosis, so that it can be linked without.
+            return folder if folder in ("bindings", "diagnosis") else "torch", "torch"
 
         sources = sorted(self.sources, key=lambda source: (place(source), source))
         for (folder, flags), files in itertools.groupby(sources, place):

@@ -9,11 +9,11 @@
 #include "backend/Backend.hpp"
 #include "base/ExitGuard.hpp"
 #include "bindings/Bindings.hpp"
+#include "diagnosis/status/StatusServer.hpp"
 #include "monitor/Monitor.hpp"
 #include "monitor/Printer.hpp"
 #include "recorder/DumpPipe.hpp"
 #include "recorder/ProcessRecorder.hpp"
-#include "status/StatusServer.hpp"
 
 namespace torchcomms_pg {
 

@@ -1,5 +1,5 @@
 // Python's answers to the question where two ranks have parted (torchcomms_pg/parting).
-#include "monitor/PartingQuestion.hpp"
+#include "diagnosis/hang/PartingQuestion.hpp"
 
 #include <pybind11/stl.h>
 

@@ -1,6 +1,6 @@
 // Facts about this process for other ranks: where Python's threads are
 // (torchcomms_pg/python_stacks.py), and whether the process compiles (compile_watch.py).
-#include "monitor/PythonStackDump.hpp"
+#include "diagnosis/rank/PythonStackDump.hpp"
 #include "base/NeverDestroyed.hpp"
 #include "base/TextStreams.hpp"
 
@@ -32,11 +32,11 @@
 #include "comm/ProcessActivity.hpp"
 #include "comm/StorePlace.hpp"
 #include "comm/StoreServer.hpp"
+#include "diagnosis/rank/Heartbeat.hpp"
+#include "diagnosis/rank/Sigterm.hpp"
 #include "host/AvailableMemory.hpp"
 #include "monitor/Compiling.hpp"
-#include "monitor/Heartbeat.hpp"
 #include "monitor/Monitor.hpp"
-#include "monitor/Sigterm.hpp"
 #include "recorder/ProcessRecorder.hpp"
 #include "recorder/Stack.hpp"
 

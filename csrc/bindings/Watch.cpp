@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "bindings/Bindings.hpp"
-#include "watch/WaitedWork.hpp"
-#include "watch/Watch.hpp"
+#include "diagnosis/watch/WaitedWork.hpp"
+#include "diagnosis/watch/Watch.hpp"
 
 namespace torchcomms_pg {
 

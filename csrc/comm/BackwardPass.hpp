@@ -4,7 +4,7 @@
 #include <atomic>
 #include <memory>
 
-#include "monitor/Arrivals.hpp"
+#include "diagnosis/lateness/Arrivals.hpp"
 
 namespace torchcomms_pg {
 

@@ -17,8 +17,8 @@
 #include "comm/Peer.hpp"
 #include "comm/ProcessActivity.hpp"
 #include "comm/StandingVerdicts.hpp"
+#include "diagnosis/hang/HangDiagnosis.hpp"
 #include "monitor/Deadlines.hpp"
-#include "monitor/HangDiagnosis.hpp"
 
 namespace torchcomms_pg {
 

@@ -9,9 +9,9 @@
 #include <mutex>
 
 #include "base/NeverDestroyed.hpp"
+#include "diagnosis/status/Json.hpp"
 #include "monitor/Printer.hpp"
 #include "recorder/ProcessRecorder.hpp"
-#include "status/Json.hpp"
 
 namespace torchcomms_pg::error_file {
 

@@ -10,10 +10,10 @@
 #include "comm/LastWords.hpp"
 #include "comm/OtherWaits.hpp"
 #include "comm/RecordedOp.hpp"
+#include "diagnosis/rank/PythonStackDump.hpp"
+#include "diagnosis/rank/Sigterm.hpp"
 #include "host/Process.hpp"
 #include "monitor/Compiling.hpp"
-#include "monitor/PythonStackDump.hpp"
-#include "monitor/Sigterm.hpp"
 
 namespace torchcomms_pg {
 

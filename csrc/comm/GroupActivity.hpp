@@ -10,7 +10,7 @@
 #include "comm/IssueCounts.hpp"
 #include "comm/LatenessClient.hpp"
 #include "comm/Peer.hpp"
-#include "monitor/HangDiagnosis.hpp"
+#include "diagnosis/hang/HangDiagnosis.hpp"
 #include "operation/Group.hpp"
 
 namespace torchcomms_pg {

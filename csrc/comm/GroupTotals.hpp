@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "base/AtomicShared.hpp"
-#include "monitor/Lateness.hpp"
+#include "diagnosis/lateness/Lateness.hpp"
 #include "operation/Operation.hpp"
 
 namespace torchcomms_pg {

@@ -1,5 +1,5 @@
 // Numbers the operations of a communicator as it issues them. Other ranks learn from these numbers
-// which operations this rank has issued, see monitor/RankStatus.hpp.
+// which operations this rank has issued, see diagnosis/rank/RankStatus.hpp.
 #pragma once
 
 #include <atomic>
@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "monitor/RankStatus.hpp"
+#include "diagnosis/rank/RankStatus.hpp"
 #include "operation/PreparedOp.hpp"
 
 namespace torchcomms_pg {

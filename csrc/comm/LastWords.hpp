@@ -1,7 +1,7 @@
 // What a process says when SIGTERM is about to end it while it waits for other ranks.
 #pragma once
 
-#include "monitor/Sigterm.hpp"
+#include "diagnosis/rank/Sigterm.hpp"
 
 namespace torchcomms_pg {
 

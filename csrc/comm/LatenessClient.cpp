@@ -16,7 +16,7 @@
 #include "comm/OwnProcess.hpp"
 #include "comm/StoreBoard.hpp"
 #include "comm/StorePlace.hpp"
-#include "monitor/Fields.hpp"
+#include "diagnosis/rank/Fields.hpp"
 #include "monitor/Monitor.hpp"
 #include "monitor/Printer.hpp"
 

@@ -11,8 +11,8 @@
 
 #include "base/AtomicShared.hpp"
 #include "comm/BackwardPass.hpp"
-#include "monitor/Arrivals.hpp"
-#include "monitor/Lateness.hpp"
+#include "diagnosis/lateness/Arrivals.hpp"
+#include "diagnosis/lateness/Lateness.hpp"
 #include "operation/Group.hpp"
 #include "operation/Operation.hpp"
 

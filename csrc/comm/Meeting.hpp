@@ -1,4 +1,5 @@
-// Which ranks have arrived at init_process_group. The ranks have no group yet in which they could ask.
+// Which ranks have arrived at init_process_group. The ranks have no group yet in which they could
+// ask.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -20,8 +21,8 @@ struct MeetingPlace {
   std::string key;  // of this meeting in the store
 };
 
-// A rank's entry in the list of those that have arrived, which the store's server keeps. Each method
-// but the constructor blocks, for some seconds at most, and raises c10::DistStoreError if no
+// A rank's entry in the list of those that have arrived, which the store's server keeps. Each
+// method but the constructor blocks, for some seconds at most, and raises c10::DistStoreError if no
 // process serves the store. Thread-safe.
 class Meeting {
  public:

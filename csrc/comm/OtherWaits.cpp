@@ -20,9 +20,9 @@
 #include "comm/ErrorFile.hpp"
 #include "comm/LastWords.hpp"
 #include "comm/ProcessActivity.hpp"
+#include "diagnosis/rank/Sigterm.hpp"
 #include "monitor/Monitor.hpp"
 #include "monitor/Printer.hpp"
-#include "monitor/Sigterm.hpp"
 
 namespace torchcomms_pg::other_waits {
 

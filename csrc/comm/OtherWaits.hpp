@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "comm/Meeting.hpp"
-#include "monitor/RankStatus.hpp"
+#include "diagnosis/rank/RankStatus.hpp"
+#include "diagnosis/status/ProcessStatus.hpp"
 #include "operation/Operation.hpp"
-#include "status/ProcessStatus.hpp"
 
 namespace torchcomms_pg::other_waits {
 

@@ -19,15 +19,15 @@
 #include "comm/RecordedOp.hpp"
 #include "comm/StoreBoard.hpp"
 #include "comm/StorePlace.hpp"
+#include "diagnosis/rank/PythonStackDump.hpp"
+#include "diagnosis/status/JobReport.hpp"
+#include "diagnosis/status/LocalProcesses.hpp"
+#include "diagnosis/status/RasEvents.hpp"
+#include "diagnosis/status/RasFormat.hpp"
 #include "host/Process.hpp"
 #include "monitor/Compiling.hpp"
 #include "monitor/Monitor.hpp"
 #include "monitor/Printer.hpp"
-#include "monitor/PythonStackDump.hpp"
-#include "status/JobReport.hpp"
-#include "status/LocalProcesses.hpp"
-#include "status/RasEvents.hpp"
-#include "status/RasFormat.hpp"
 
 namespace torchcomms_pg {
 

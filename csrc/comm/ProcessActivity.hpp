@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "comm/GroupActivity.hpp"
-#include "status/Hosts.hpp"
-#include "status/Job.hpp"
-#include "status/StatusServer.hpp"
+#include "diagnosis/status/Hosts.hpp"
+#include "diagnosis/status/Job.hpp"
+#include "diagnosis/status/StatusServer.hpp"
 
 namespace torchcomms_pg {
 

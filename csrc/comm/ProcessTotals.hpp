@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "comm/GroupTotals.hpp"
-#include "monitor/Lateness.hpp"
+#include "diagnosis/lateness/Lateness.hpp"
 
 // A forked child has separate groups, and therefore separate totals. Thread-safe.
 namespace torchcomms_pg::process_totals {

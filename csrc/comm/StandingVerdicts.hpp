@@ -8,8 +8,8 @@
 #include <string>
 
 #include "comm/GroupActivity.hpp"
+#include "diagnosis/hang/HangDiagnosis.hpp"
 #include "monitor/Deadlines.hpp"
-#include "monitor/HangDiagnosis.hpp"
 
 namespace torchcomms_pg {
 

@@ -11,7 +11,7 @@
 
 #include "base/StoreValue.hpp"
 #include "comm/StoreServer.hpp"
-#include "monitor/HangDiagnosis.hpp"
+#include "diagnosis/hang/HangDiagnosis.hpp"
 
 namespace torchcomms_pg {
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "status/Folder.hpp"
+#include "diagnosis/status/Folder.hpp"
 
 namespace torchcomms_pg {
 

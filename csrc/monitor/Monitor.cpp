@@ -6,7 +6,6 @@
 
 #include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
-#include "monitor/Sigterm.hpp"
 
 namespace torchcomms_pg {
 
@@ -14,11 +13,17 @@ namespace {
 
 thread_local bool isMonitor = false;
 
+std::atomic<void (*)(Monitor::Clock::time_point) noexcept> ofRound{nullptr};
+
 }  // namespace
 
 Monitor& Monitor::get() {
   static PerProcess<Monitor> monitor;
   return monitor.get();
+}
+
+void Monitor::setRound(void (*body)(Clock::time_point now) noexcept) {
+  ofRound = body;
 }
 
 bool Monitor::onItsThread() {
@@ -127,7 +132,9 @@ void Monitor::run() {
     lastRound_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
     const auto round = watched_;
     lock.unlock();
-    sigterm::check(now);
+    if (auto* const body = ofRound.load(std::memory_order_relaxed)) {
+      body(now);
+    }
     for (const auto& known : *round) {
       if (const auto watched = known.lock()) {
         watched->check(now);

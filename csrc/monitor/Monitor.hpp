@@ -75,6 +75,10 @@ class Monitor {
   // std::runtime_error if neither is possible, since no Hold exists.
   void runDetached(std::function<void()> body);
 
+  // Sets a function that the monitor's thread calls at the begin of each round; it must return
+  // soon.
+  static void setRound(void (*body)(Clock::time_point now) noexcept);
+
   // Makes every watched object end its operations in flight.
   void abortInFlight(const char* why);
 

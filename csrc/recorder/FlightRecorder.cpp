@@ -17,8 +17,8 @@
 
 #include "base/TorchCompat.hpp"
 #include "device/EventPoller.hpp"
+#include "diagnosis/rank/PythonStackDump.hpp"
 #include "monitor/Compiling.hpp"
-#include "monitor/PythonStackDump.hpp"
 
 #include <torch/csrc/distributed/c10d/FlightRecorderDetail.hpp>
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "Check.hpp"
-#include "status/Job.hpp"
+#include "diagnosis/status/Job.hpp"
 
 namespace torchcomms_pg::status {
 

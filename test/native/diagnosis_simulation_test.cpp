@@ -20,9 +20,9 @@
 #include <vector>
 
 #include "Check.hpp"
+#include "diagnosis/hang/HangDiagnosis.hpp"
+#include "diagnosis/hang/RunningTime.hpp"
 #include "monitor/Deadlines.hpp"
-#include "monitor/HangDiagnosis.hpp"
-#include "monitor/RunningTime.hpp"
 
 using namespace torchcomms_pg;
 using Clock = HangDiagnosis::Clock;

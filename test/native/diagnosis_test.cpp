@@ -17,11 +17,11 @@
 #include "Check.hpp"
 #include "FullPipe.hpp"
 #include "Locales.hpp"
+#include "diagnosis/hang/HangDiagnosis.hpp"
+#include "diagnosis/hang/PartingQuestion.hpp"
+#include "diagnosis/hang/RankWords.hpp"
 #include "monitor/Compiling.hpp"
-#include "monitor/HangDiagnosis.hpp"
-#include "monitor/PartingQuestion.hpp"
 #include "monitor/Printer.hpp"
-#include "monitor/RankWords.hpp"
 
 using namespace torchcomms_pg;
 using Clock = HangDiagnosis::Clock;

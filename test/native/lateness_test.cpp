@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "Check.hpp"
-#include "monitor/Arrivals.hpp"
-#include "monitor/AwaitedEnd.hpp"
-#include "monitor/Lateness.hpp"
+#include "diagnosis/lateness/Arrivals.hpp"
+#include "diagnosis/lateness/AwaitedEnd.hpp"
+#include "diagnosis/lateness/Lateness.hpp"
 
 using namespace torchcomms_pg;
 using Clock = ArrivalLog::Clock;

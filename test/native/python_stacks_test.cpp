@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "Check.hpp"
-#include "monitor/DiagnosisProtocol.hpp"
-#include "monitor/PythonStackDump.hpp"
+#include "diagnosis/hang/DiagnosisProtocol.hpp"
+#include "diagnosis/rank/PythonStackDump.hpp"
 
 using namespace test;
 using std::chrono::milliseconds;

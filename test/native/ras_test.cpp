@@ -14,10 +14,10 @@
 
 #include "Check.hpp"
 #include "Jobs.hpp"
-#include "status/RasDialogue.hpp"
-#include "status/RasEvents.hpp"
-#include "status/RasFormat.hpp"
-#include "status/StatusServer.hpp"
+#include "diagnosis/status/RasDialogue.hpp"
+#include "diagnosis/status/RasEvents.hpp"
+#include "diagnosis/status/RasFormat.hpp"
+#include "diagnosis/status/StatusServer.hpp"
 
 using namespace torchcomms_pg;
 using namespace torchcomms_pg::status;

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "Check.hpp"
-#include "monitor/Verdict.hpp"
+#include "diagnosis/hang/Verdict.hpp"
 
 using namespace torchcomms_pg;
 

@@ -21,10 +21,10 @@
 
 #include "Check.hpp"
 #include "Jobs.hpp"
-#include "status/Hosts.hpp"
-#include "status/JobReport.hpp"
-#include "status/LocalProcesses.hpp"
-#include "status/StatusServer.hpp"
+#include "diagnosis/status/Hosts.hpp"
+#include "diagnosis/status/JobReport.hpp"
+#include "diagnosis/status/LocalProcesses.hpp"
+#include "diagnosis/status/StatusServer.hpp"
 
 using namespace torchcomms_pg;
 using namespace torchcomms_pg::status;

@@ -14,19 +14,24 @@ ROOMS = {
     "host": "base nccl",
     "shm": "base host nccl",
     "monitor": "base",
+    "diagnosis/rank": "base monitor",
+    "diagnosis/lateness": "base",
+    "diagnosis/hang": "base diagnosis/rank monitor",
+    "diagnosis/status": "base diagnosis/hang diagnosis/lateness diagnosis/rank host monitor",
     "device": "base host monitor",
-    "status": "base host monitor",
     "gloo": "base device host monitor nccl shm",
-    "recorder": "base device monitor",
+    "recorder": "base device diagnosis/rank monitor",
     "operation": "base nccl",
-    "comm": "base device host monitor nccl operation recorder status",
-    "watch": "base comm device monitor operation recorder",
+    "comm": "base device diagnosis/hang diagnosis/lateness diagnosis/rank diagnosis/status host "
+    "monitor nccl operation recorder",
+    "diagnosis/watch": "base comm device diagnosis/hang diagnosis/lateness monitor operation "
+    "recorder",
     "collectives": "base comm nccl operation",
     "connect": "base comm device gloo host nccl operation shm",
     "window": "base comm device nccl operation",
     "backend": "base collectives comm connect device operation recorder window",
-    "bindings": "base backend collectives comm connect host monitor nccl recorder status watch "
-    "window",
+    "bindings": "base backend collectives comm connect diagnosis/hang diagnosis/rank "
+    "diagnosis/status diagnosis/watch host monitor nccl recorder window",
 }
 
 
@@ -35,8 +40,15 @@ def included_by(file):
     return re.findall(r'^\s*#\s*include\s*"(.*?)"', file.read_text(), re.MULTILINE)
 
 
+def room_at(path):
+    """Returns the folder of a path below csrc; of diagnosis/ it is a folder in that one."""
+    first, *others = path.split("/")
+    return f"{first}/{others[0]}" if first == "diagnosis" else first
+
+
 def room_of(file):
-    return file.relative_to(CSRC).parts[0].removesuffix(".cpp")  # bindings.cpp is of bindings/
+    path = str(file.relative_to(CSRC))
+    return room_at(path).removesuffix(".cpp")  # bindings.cpp is of bindings/
 
 
 def test_no_folder_includes_what_stands_above_it():
@@ -48,7 +60,7 @@ def test_no_folder_includes_what_stands_above_it():
         room = room_of(file)
         for path in included_by(file):
             assert (CSRC / path).is_file(), f"{file}: {path} is no path from csrc/"
-            other = path.split("/")[0]
+            other = room_at(path)
             if other != room and other not in ROOMS[room].split():
                 wrong.append(f"{file.relative_to(CSRC)}: {path}")
     assert not wrong, "\n".join(sorted(wrong))
@@ -58,7 +70,7 @@ def test_every_folder_includes_each_that_it_may():
     """ROOMS has to forbid what a folder does not include."""
     for room, others in ROOMS.items():
         sources = (file for file in SOURCES if room_of(file) == room)
-        used = {path.split("/")[0] for file in sources for path in included_by(file)}
+        used = {room_at(path) for file in sources for path in included_by(file)}
         assert set(others.split()) <= used, f"{room} does without {set(others.split()) - used}"
 
 

@@ -1,0 +1,345 @@
+#include "diagnosis/hang/DiagnosisProtocol.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+namespace torchcomms_pg {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+// Interval at which a rank looks at the board during a diagnosis; its minimum for each rank of the
+// group, since all ranks use one store; and the length of a turn between diagnoses.
+constexpr milliseconds kTick{20};
+constexpr std::chrono::microseconds kTickOfRank{100};
+constexpr milliseconds kTurn{1000};
+
+// Limits from the start of a round: for the answers, and for another rank's verdict if this rank
+// has asked, too. A rank needs up to a second to answer. If the library cannot ring all ranks, it
+// needs another second to notice the diagnosis.
+constexpr milliseconds kGather{2500};
+constexpr milliseconds kFollow{3200};
+
+// Time that a rank waits for its Python before it writes a preliminary answer: it never seems to be
+// dead because its Python is slow.
+constexpr milliseconds kPreliminary{300};
+// Limit from the start of a round for finding out where the ranks parted.
+constexpr milliseconds kPart{1900};
+
+// Time from the start of a round after which a rank that has not asked declares the round void, as
+// does the leader itself. So no verdict rests on answers older than this.
+constexpr milliseconds kGiveUp{4500};
+
+// Limit of the time for which a rank with the verdict waits until the others have read it: if its
+// process serves the store, the store ends with it.
+constexpr milliseconds kParting{500};
+
+// Stands in a verdict's place if the round is void. Not the encoding of a verdict.
+constexpr const char* kVoid = "void";
+
+// Ends a standing verdict in whose place its leader has led to another one.
+constexpr const char* kSuperseded = "";
+
+}  // namespace
+
+DiagnosisProtocol::DiagnosisProtocol(std::unique_ptr<SharedBoard> board, Options options)
+    : board_(std::move(board)), options_(std::move(options)) {}
+
+DiagnosisProtocol::Clock::time_point DiagnosisProtocol::nextTurn(Clock::time_point now) const {
+  const auto round = kTurn * options_.turns;
+  const auto first = Clock::time_point(kTurn * options_.turn);
+  return first + ((now - first) / round + 1) * round;
+}
+
+std::chrono::microseconds DiagnosisProtocol::tick() const {
+  return std::max<std::chrono::microseconds>(kTick, options_.ranks.size() * kTickOfRank);
+}
+
+DiagnosisProtocol::Outcome DiagnosisProtocol::step(Wanted wanted, Clock::time_point now) {
+  wanted_ = std::move(wanted);
+  outcome_ = Outcome();
+  now_ = now;
+  round_.ran.at(now_);
+  try {
+    if (wanted_.end) {
+      endStanding();
+    }
+    advance();
+  } catch (const std::exception& error) {
+    const std::string what = error.what();
+    outcome_.broken = "the store is gone (" + what.substr(0, what.find('\n')) + ")";
+    auto verdict = round_.verdict;
+    if (!verdict && wanted_.request) {
+      verdict = unknownVerdict(outcome_.broken, *wanted_.request);
+    }
+    finish(verdict);
+  }
+  return std::exchange(outcome_, Outcome());
+}
+
+void DiagnosisProtocol::advance() {
+  switch (phase_) {
+    case Phase::idle: look(); break;
+    case Phase::answering: publish(); break;
+    case Phase::leading: lead(); break;
+    case Phase::following: follow(); break;
+    case Phase::parting: part(); break;
+  }
+}
+
+// Looks for a diagnosis. If this rank was busy or looks late, the diagnosis may be over, and its
+// verdict is on the board.
+void DiagnosisProtocol::look() {
+  const bool asked = wanted_.request.has_value();
+  endStanding();
+  bool news = options_.poll && options_.poll(/*thorough=*/wanted_.noticed || asked);
+  news = lookForDumps() || news;
+  const bool leads = asked && board_->claim(key("leader"), std::to_string(options_.rank));
+  const bool goesOn = asked || board_->get(key("leader"));
+  // A rank that learned of the diagnosis by a ring does not ring again.
+  outcome_.rings =
+      leads || outcome_.askedForDumps || (options_.poll && !wanted_.noticed && (news || goesOn));
+  if (!goesOn) {
+    outcome_.looked = true;
+    return;
+  }
+  round_ = Round();
+  round_.leads = leads;
+  round_.begun = now_;
+  round_.ran.at(now_);
+  round_.request = wanted_.request;
+  phase_ = Phase::answering;
+}
+
+// Ends the standing verdicts that the ranks which led to them have ended.
+void DiagnosisProtocol::endStanding() {
+  for (auto standing = standing_.begin(); standing != standing_.end();) {
+    auto text =
+        standing->led ? std::exchange(wanted_.end, std::nullopt) : board_->get(standing->key);
+    if (!text) {
+      ++standing;
+      continue;
+    }
+    if (standing->led) {
+      board_->set(standing->key, *text);
+    }
+    if (*text != kSuperseded) {
+      outcome_.ends.push_back(*std::move(text));
+    }
+    standing = standing_.erase(standing);
+  }
+}
+
+// Asks for dumps if they are wanted. Otherwise dumps if another rank has asked, and returns whether
+// it has.
+bool DiagnosisProtocol::lookForDumps() {
+  if (wanted_.dumps) {
+    dumps_ = board_->add("dumps", 1);
+    outcome_.askedForDumps = true;
+  } else if (options_.dump && board_->get("dumps")) {
+    const auto asked = board_->add("dumps", 0);
+    if (asked > dumps_) {
+      dumps_ = asked;
+      options_.dump();
+      return true;
+    }
+  }
+  return false;
+}
+
+void DiagnosisProtocol::publish() {
+  if (!round_.stacks) {
+    if (!wanted_.status) {
+      return;  // the monitor provides it in its next round
+    }
+    round_.answer = std::move(wanted_.status->answer);
+    round_.stacks.emplace(PythonStackDump::Stacks{std::move(wanted_.status->stack)});
+  }
+  auto& answer = round_.answer;
+  const bool ready = round_.stacks->ready();
+  const auto waited = std::chrono::steady_clock::now() - round_.stacks->begun();
+  if (ready || (waited >= kPreliminary && !round_.published)) {
+    answer.preliminary = !ready;
+    write();
+  }
+  if (!ready) {
+    return;
+  }
+  round_.answers[options_.rank] = answer;
+  phase_ = round_.leads ? Phase::leading : Phase::following;
+  advance();
+}
+
+// Writes this rank's answer on the board, with what is known of Python.
+void DiagnosisProtocol::write() {
+  auto& answer = round_.answer;
+  auto told = round_.stacks->tell();
+  answer.threads = std::move(told.threads);
+  for (auto& wait : answer.waits) {
+    told.name(wait);
+  }
+  for (auto& counts : answer.counts) {
+    told.forgetGone(counts);
+  }
+  answer.calledAt = told.calledAt.empty() ? "" : std::move(told.calledAt.front());
+  board_->set(key("answer/" + std::to_string(options_.rank)), encode(answer));
+  board_->add(key("answers"), 1);
+  round_.published = true;
+}
+
+void DiagnosisProtocol::lead() {
+  if (now_ - round_.begun >= kGiveUp) {
+    declareVoid();
+    read();
+    return;
+  }
+  const bool late = round_.ran.ran() >= kGather;
+  auto& request = *round_.request;
+  if (wanted_.request && isSameOperation(wanted_.request->wait, request.wait)) {
+    request.ended = wanted_.request->ended;
+  }
+  // Reads only new answers, and not each rank's key at each look: the store is one process.
+  const auto told = board_->add(key("answers"), 0);
+  for (const int rank : options_.ranks) {
+    const auto known = round_.answers.find(rank);
+    const bool complete = known != round_.answers.end() && !known->second.preliminary;
+    if ((told != round_.told || late) && !complete) {
+      if (const auto text = board_->get(key("answer/" + std::to_string(rank)))) {
+        if (auto answer = decodeStatus(*text)) {
+          round_.answers[rank] = std::move(*answer);
+        }
+      }
+    }
+  }
+  round_.told = told;
+  const bool all = round_.answers.size() == options_.ranks.size() &&
+                   std::ranges::none_of(round_.answers, [](const auto& answer) {
+                     return answer.second.preliminary;
+                   });
+  if (!all && !late) {
+    return;
+  }
+  std::map<int, Silent> silent;
+  for (const int rank : options_.ranks) {
+    if (round_.answers.count(rank) == 0) {
+      silent[rank] = options_.describeSilent(rank);
+    }
+  }
+  auto verdict = judge(request, round_.answers, silent);
+  if (verdict.arrived && verdict.extensionMs == 0 && !late) {
+    return;  // the answers are of different times, and the operation may be about to end
+  }
+  round_.verdict = std::move(verdict);  // this rank's, if the board fails now
+  round_.own = true;
+  if (!late && !round_.parting) {
+    round_.parting.emplace(request, round_.answers, *round_.verdict, key(""));
+  }
+  if (round_.parting && round_.verdict->extensionMs == 0) {
+    if (!round_.parting->step(*board_) && round_.ran.ran() < kPart) {
+      return;
+    }
+    round_.parting->tell(*round_.verdict);
+  }
+  round_.wrote = board_->claim(key("verdict"), encode(*round_.verdict));
+  if (round_.wrote) {
+    if (round_.verdict->extensionMs == 0) {
+      supersede();
+    }
+    part();
+  } else {
+    read();
+  }
+}
+
+void DiagnosisProtocol::follow() {
+  const auto waited = now_ - round_.begun;
+  // Alternates, since all ranks use one store.
+  if (std::exchange(round_.listens, !round_.listens && PartingQuestion::known())) {
+    round_.partingAnswers.step(*board_, key(""), options_.rank);
+    return;
+  }
+  if (read() || waited < kFollow) {
+    return;
+  }
+  if (wanted_.request || waited >= kGiveUp) {
+    declareVoid();
+    read();
+  }
+}
+
+void DiagnosisProtocol::declareVoid() {
+  board_->claim(key("verdict"), kVoid);
+}
+
+// Ends the standing verdict to which this rank led before: the new one takes its place.
+void DiagnosisProtocol::supersede() {
+  const auto led = std::ranges::find(standing_, true, &Standing::led);
+  if (led != standing_.end()) {
+    board_->set(led->key, kSuperseded);
+    standing_.erase(led);
+  }
+}
+
+// Ends the round if a rank has written a verdict, or that the round is void. Returns whether one
+// has.
+bool DiagnosisProtocol::read() {
+  const auto text = board_->get(key("verdict"));
+  if (!text) {
+    return false;
+  }
+  round_.verdict = decodeVerdict(*text);
+  round_.own = false;
+  if (round_.verdict) {
+    part();
+  } else {
+    finish(std::nullopt);
+  }
+  return true;
+}
+
+void DiagnosisProtocol::part() {
+  phase_ = Phase::parting;
+  const bool first = !round_.read;
+  if (first) {
+    round_.read = now_;
+  }
+  const auto readers = board_->add(key("read"), first ? 1 : 0);
+  if (readers >= round_.verdict->answered || now_ - *round_.read >= kParting) {
+    finish(round_.verdict);
+  }
+}
+
+// Returns whether this round's verdict has already been ended; false also if the board fails.
+bool DiagnosisProtocol::isOver(const std::string& overKey) {
+  try {
+    return board_->get(overKey).has_value();
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+void DiagnosisProtocol::finish(const std::optional<Verdict>& verdict) {
+  if (verdict && verdict->extensionMs == 0 && options_.goesOn) {
+    // This rank may read the verdict late, for example after it was stopped.
+    const auto overKey = key("over");
+    outcome_.over = outcome_.broken.empty() && !round_.wrote && isOver(overKey);
+    if (!outcome_.over) {
+      standing_.push_back({overKey, round_.wrote, now_, verdict->about});
+    }
+  }
+  outcome_.ended = true;
+  outcome_.looked = true;
+  outcome_.verdict = verdict;
+  outcome_.own = round_.own;
+  ++rounds_;
+  round_ = Round();
+  phase_ = Phase::idle;
+}
+
+std::string DiagnosisProtocol::key(const std::string& name) const {
+  return std::to_string(rounds_) + "/" + name;
+}
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,133 @@
+// Finds out, together with the other ranks of a group, which rank holds the group up. Independent
+// of torch.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "diagnosis/hang/DiagnosisProtocol.hpp"
+#include "diagnosis/hang/RunningTime.hpp"
+
+namespace torchcomms_pg {
+
+// One rank's part in the diagnoses of a group: the thread that steps through DiagnosisProtocol, and
+// what passes between it and the other threads of this rank.
+//
+// All calls that may block while a diagnosis goes on are this thread's. So the monitor, and threads
+// that wait for a verdict, wait for a bounded time whatever happens to the board. If it fails, the
+// verdict says that the cause cannot be known.
+//
+// Thread-safe.
+class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
+ public:
+  using Clock = DiagnosisProtocol::Clock;
+  using Options = DiagnosisProtocol::Options;
+  using Snapshot = DiagnosisProtocol::Snapshot;
+
+  // A longer gap between two looks at the time does not count as waiting.
+  static constexpr std::chrono::milliseconds kGap{200};
+  // Time limits, in RunningTime, after which the verdict is that the cause cannot be known: of one
+  // step, which waits for the store alone; and of a diagnosis.
+  static constexpr std::chrono::milliseconds kPatience{4000};
+  static constexpr std::chrono::milliseconds kLimit{10000};
+
+  static std::shared_ptr<HangDiagnosis> open(std::unique_ptr<SharedBoard> board, Options options);
+  // Does the same for a caller that takes the part of the thread, on any clock: calls step() when
+  // due() says.
+  static std::shared_ptr<HangDiagnosis> openWithoutThread(
+      std::unique_ptr<SharedBoard> board, Options options);
+  void close();
+
+  // The functions up to takeRing() are for the monitor's thread; none of them blocks.
+  //
+  // Asks for a verdict, and returns it once it is found, after at most kLimit. `now`: the time of
+  // the call.
+  std::optional<Verdict> ask(const DiagnosisRequest& request, Clock::time_point now);
+  // Makes this rank look at the board, since another rank may have asked.
+  void notice();
+  // Returns whether answer() is to be called.
+  bool wantsStatus() const { return wantsStatus_.load(std::memory_order_acquire); }
+  void answer(Snapshot snapshot);
+  // Returns the verdict of a diagnosis that ended with the group's failure, or nullopt if there was
+  // no such diagnosis.
+  std::optional<Verdict> final() const;
+  // Returns the latest standing verdict of a group that goes on, or nullopt if no verdict stands.
+  std::optional<DiagnosisProtocol::Standing> standing() const;
+  // Returns that verdict, whose texts are empty if no verdict stands.
+  Verdict standingVerdict() const;
+  // Ends the standing verdict to which this rank led, if any: all ranks print `text`.
+  void end(const std::string& text);
+  // Blocks until the ranks can read that end, for at most a second. Not for the monitor's thread.
+  void awaitEnd();
+  // Returns whether to ring the other ranks; true once for each reason.
+  bool takeRing() { return ring_.exchange(false, std::memory_order_acq_rel); }
+
+  // Asks the other ranks to call Options::dump when a ring reaches them. Blocks until the request
+  // is on the board, for at most a second. Not for the monitor's thread.
+  void askForDumps();
+
+  // Blocks until there is a verdict, at most kLimit. `ended` returns whether the operation has
+  // ended meanwhile; may be null. Not for the monitor's thread.
+  Verdict await(const DiagnosisRequest& request, const std::function<bool()>& ended);
+  // Waits for the verdict of a diagnosis that another rank has begun. Returns nullopt if no rank
+  // has begun one.
+  std::optional<Verdict> awaitOthers();
+
+  // For the diagnosis's thread.
+  //
+  // Returns the time of the next step, or nullopt if none is due before the next call of one of the
+  // functions above.
+  std::optional<Clock::time_point> due(Clock::time_point now) const;
+  // Does what is due. May block in the board.
+  void step(Clock::time_point now);
+
+ private:
+  HangDiagnosis(std::unique_ptr<SharedBoard> board, Options options);
+  void run();
+  // Called with mutex_ held, as are the next six functions.
+  void put(const DiagnosisRequest& request, Clock::time_point now);
+  void wake();
+  // Returns why to stop waiting for a verdict that was requested at `since`, or "" to wait on.
+  std::string tooLong(Clock::duration since, Clock::time_point now);
+  bool wanted() const;
+  std::optional<Clock::time_point> next(Clock::time_point now) const;
+  DiagnosisProtocol::Wanted take();
+  void apply(const DiagnosisProtocol::Outcome& outcome);
+  void tell(const DiagnosisProtocol::Outcome& outcome) const;  // prints what a step has led to
+  Verdict printUnknown(const std::string& why, const DiagnosisRequest& request) const;
+
+  DiagnosisProtocol protocol_;  // state of the diagnosis's thread
+  const Options& options_;
+  std::atomic<bool> wantsStatus_{false};
+  std::atomic<bool> ring_{false};
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool running_ = false;
+  bool closed_ = false;
+  bool noticed_ = false;
+  bool dumpsWanted_ = false;
+  RunningTime clock_{kGap};
+  // when the current step began; a step may block in the store
+  std::optional<Clock::duration> stepping_;
+  uint64_t looked_ = 0;  // number of completed looks for a diagnosis
+  std::optional<DiagnosisRequest> asked_;
+  Clock::duration askedAt_{};
+  Clock::duration foundAt_{};  // when the ranks last found a verdict
+  std::optional<Snapshot> snapshot_;
+  std::optional<Verdict> verdict_;
+  Wait verdictOn_;                                       // what this rank asked about
+  std::string broken_;                                   // reason why the board cannot be used
+  std::optional<DiagnosisProtocol::Standing> standing_;  // the latest standing verdict
+  Verdict told_;                                         // see standingVerdict()
+  bool led_ = false;                                     // this rank has led to a standing verdict
+  std::optional<std::string> end_;                       // ends that verdict
+};
+
+}  // namespace torchcomms_pg

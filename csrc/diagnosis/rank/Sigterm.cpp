@@ -1,0 +1,223 @@
+#include "diagnosis/rank/Sigterm.hpp"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <exception>
+#include <mutex>
+#include <utility>
+
+#include "base/NeverDestroyed.hpp"
+#include "base/Thread.hpp"
+#include "monitor/Monitor.hpp"
+
+namespace torchcomms_pg::sigterm {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+// Age of the monitor's latest round from which on no signal is kept: the monitor may be stuck.
+constexpr milliseconds kStuck{1000};
+
+// Interval of looks at which handler the process has.
+constexpr milliseconds kLook{500};
+
+enum class Phase : int { idle, arriving, kept, telling, told, passing };
+
+// State that the handler shares with the monitor's thread. The handler uses lock-free atomics and
+// async-signal-safe functions alone.
+std::atomic<Phase> phase{Phase::idle};
+std::atomic<pid_t> owner{0};  // the process that keeps signals; 0 if none does
+std::atomic<Clock::rep> keptAt{0};
+siginfo_t keptInfo;  // written before `phase` becomes kept
+std::atomic<void (*)(int)> interpreters{nullptr};
+std::atomic<bool> allowed{true};
+
+// The handlers that get a signal after this one. A handler that is replaced stays readable, for a
+// signal that is being handled.
+std::array<struct sigaction, 8> known;
+std::atomic<size_t> latest{0};
+
+std::mutex installing;
+std::function<void(const Kept&)>& teller() {
+  static auto& set = neverDestroyed<std::function<void(const Kept&)>>();
+  return set;
+}
+
+void setEarlier(const struct sigaction& action) {
+  const auto next = (latest.load() + 1) % known.size();
+  known[next] = action;
+  latest.store(next, std::memory_order_release);
+}
+
+const struct sigaction& earlier() {
+  return known[latest.load(std::memory_order_acquire)];
+}
+
+bool isDefault(const struct sigaction& action) {
+  return (action.sa_flags & SA_SIGINFO) == 0 && action.sa_handler == SIG_DFL;
+}
+
+// Returns whether the signal is kept, or dropped beside one that is kept.
+bool keep(const siginfo_t& info) {
+  if (owner.load(std::memory_order_acquire) != getpid()) {
+    return false;
+  }
+  const auto now = Clock::now();
+  auto since = Phase::idle;
+  if (now - Monitor::get().lastRound() > kStuck) {
+    phase.store(Phase::idle, std::memory_order_release);
+    return false;
+  }
+  if (!phase.compare_exchange_strong(since, Phase::arriving)) {
+    if (since == Phase::passing) {
+      phase.store(Phase::idle, std::memory_order_release);
+    }
+    return since != Phase::passing;
+  }
+  keptInfo = info;
+  keptAt.store(now.time_since_epoch().count(), std::memory_order_relaxed);
+  phase.store(Phase::kept, std::memory_order_release);
+  return true;
+}
+
+void passOn(int number, siginfo_t* info, void* context) {
+  const auto& action = earlier();
+  if (isDefault(action)) {
+    owner.store(0, std::memory_order_release);  // the handler is not to be put in front again
+    struct sigaction standard = {};
+    standard.sa_handler = SIG_DFL;
+    sigaction(number, &standard, nullptr);
+    raise(number);  // takes effect when this handler returns
+  } else if ((action.sa_flags & SA_SIGINFO) != 0) {
+    action.sa_sigaction(number, info, context);
+  } else if (action.sa_handler != SIG_IGN) {
+    action.sa_handler(number);
+  }
+}
+
+void handle(int number, siginfo_t* info, void* context) {
+  const int error = errno;
+  if (!keep(*info)) {
+    passOn(number, info, context);
+  }
+  errno = error;
+}
+
+bool isOwn(const struct sigaction& action) {
+  return (action.sa_flags & SA_SIGINFO) != 0 && action.sa_sigaction == &handle;
+}
+
+// Returns a handler with the flags and the mask of the one that gets the signal next, so that
+// system calls are interrupted as before.
+struct sigaction inFrontOf(const struct sigaction& action) {
+  struct sigaction own = {};
+  own.sa_sigaction = &handle;
+  own.sa_mask = action.sa_mask;
+  own.sa_flags = SA_SIGINFO | (action.sa_flags & (SA_RESTART | SA_ONSTACK | SA_NODEFER));
+  return own;
+}
+
+void putInFront(const struct sigaction& action) {
+  setEarlier(action);
+  const auto own = inFrontOf(action);
+  struct sigaction replaced = {};
+  sigaction(SIGTERM, &own, &replaced);
+  if (!isOwn(replaced)) {
+    setEarlier(replaced);  // another one, if the program has just set it
+  }
+}
+
+// Puts the handler in front of one that the program has set since, if that one cannot call it.
+void look() {
+  struct sigaction current = {};
+  sigaction(SIGTERM, nullptr, &current);
+  const bool interpreter = (current.sa_flags & SA_SIGINFO) == 0 &&
+                           current.sa_handler == interpreters.load(std::memory_order_relaxed);
+  if (!isOwn(current) && (isDefault(current) || interpreter)) {
+    putInFront(current);
+  }
+}
+
+void begin() {
+  phase.store(Phase::telling, std::memory_order_release);
+  const Kept kept{
+      Clock::time_point(Clock::duration(keptAt.load(std::memory_order_relaxed))),
+      isDefault(earlier())};
+  startDetached("tcpg_sigterm", [kept] {
+    try {
+      teller()(kept);
+    } catch (const std::exception&) {
+      // Out of memory: the process says nothing.
+    }
+    auto telling = Phase::telling;
+    phase.compare_exchange_strong(telling, Phase::told);
+  });
+}
+
+// Sends the signal once more, with the sender's number.
+void send() {
+  phase.store(Phase::passing, std::memory_order_release);
+  if (syscall(SYS_rt_sigqueueinfo, getpid(), SIGTERM, &keptInfo) != 0) {
+    kill(getpid(), SIGTERM);
+  }
+}
+
+// Does what is due, in the monitor's thread.
+void check(Clock::time_point now) noexcept {
+  static Clock::time_point lookedAt{};  // of the monitor's thread
+  if (owner.load(std::memory_order_acquire) != getpid()) {
+    return;
+  }
+  try {
+    if (phase.load(std::memory_order_acquire) == Phase::kept) {
+      begin();
+    }
+  } catch (const std::exception&) {
+    phase = Phase::told;  // no thread can be started
+  }
+  const auto at = phase.load(std::memory_order_acquire);
+  const Clock::time_point since{Clock::duration(keptAt.load(std::memory_order_relaxed))};
+  if (at == Phase::told || (at == Phase::telling && now - since >= kLimit)) {
+    send();
+  } else if (at == Phase::idle && now - lookedAt >= kLook) {
+    lookedAt = now;
+    look();
+  }
+}
+
+}  // namespace
+
+void install(std::function<void(const Kept&)> tell) {
+  std::lock_guard lock(installing);
+  if (!allowed || owner == getpid()) {
+    return;
+  }
+  struct sigaction current = {};
+  sigaction(SIGTERM, nullptr, &current);
+  if ((current.sa_flags & SA_SIGINFO) == 0 && current.sa_handler == SIG_IGN) {
+    return;
+  }
+  teller() = std::move(tell);
+  phase = Phase::idle;
+  owner = getpid();
+  Monitor::setRound(check);
+  if (!isOwn(current)) {  // a forked child has its parent's handler
+    putInFront(current);
+  }
+}
+
+void allow(bool wanted) {
+  allowed = wanted;
+}
+
+void setInterpreters(void (*handler)(int)) {
+  interpreters = handler;
+}
+
+}  // namespace torchcomms_pg::sigterm

@@ -1,0 +1,285 @@
+#include "diagnosis/status/JobReport.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <set>
+#include <utility>
+
+#include "diagnosis/status/Json.hpp"
+#include "monitor/Printable.hpp"
+
+namespace torchcomms_pg::status {
+
+namespace {
+
+double seconds(int64_t milliseconds) {
+  return static_cast<double>(milliseconds) / 1000;
+}
+
+std::vector<std::string> linesOf(const std::string& text) {
+  std::vector<std::string> lines;
+  for (size_t begin = 0; begin < text.size();) {
+    const auto end = std::min(text.find('\n', begin), text.size());
+    lines.push_back(printable(text.substr(begin, end - begin)));
+    begin = end + 1;
+  }
+  return lines;
+}
+
+class Report {
+ public:
+  explicit Report(const Job& job) : job_(job) {}
+
+  std::string write() const {
+    const auto& asked = job_.question();
+    Json json;
+    json.object([&] {
+      json.field("version", 1);
+      json.objectField("asked", [&] {
+        json.field("pid", asked.pid);
+        json.field("host", nameOfHost(asked.host));
+      });
+      json.field("store", printable(job_.store()));
+      json.field("run_id", printable(job_.run()));
+      json.field("healthy", job_.healthy());
+      json.field("late_after_s", seconds(asked.lateMs));
+      json.field("took_s", seconds(asked.tookMs));
+      json.listField("unreached_hosts", [&] {
+        for (const auto& each : job_.unreached()) {
+          json.objectElement([&] {
+            json.field("host", nameOfHost(each.host));
+            json.field("why", printable(each.why));
+          });
+        }
+      });
+      json.listField("groups", [&] {
+        for (const auto* const group : job_.groups()) {
+          json.objectElement([&] { writeGroup(json, *group); });
+        }
+      });
+      json.listField("waits", [&] {
+        for (const auto& wait : job_.otherWaits()) {
+          json.objectElement([&] {
+            json.field("operation", printable(wait.text));
+            json.field("since_s", seconds(wait.ageMs));
+            json.field("there", wait.there);
+            json.field("waits_for", wait.waitsFor);
+            json.field("verdict", wait.verdict);
+          });
+        }
+      });
+      json.listField("ranks", [&] { writeRanks(json); });
+    });
+    return json.take();
+  }
+
+ private:
+  static std::vector<int64_t> global(const Job::Group& group, const std::vector<int>& ranks) {
+    std::vector<int64_t> numbers;
+    for (const int rank : ranks) {
+      numbers.push_back(group.any->ranks[rank]);
+    }
+    return numbers;
+  }
+
+  static void writeGroup(Json& json, const Job::Group& group) {
+    // Writes text, since an id may exceed the integers that JSON readers represent exactly.
+    json.field("id", std::to_string(group.id));
+    json.field("name", printable(group.any->name));
+    json.field("description", printable(group.any->description));
+    json.field("backend", printable(group.any->backend));
+    json.field("ranks", group.any->ranks);
+    auto least = std::numeric_limits<uint64_t>::max();
+    uint64_t most = 0;
+    for (const auto& [rank, member] : group.members) {
+      least = std::min(least, member.told->collectives);
+      most = std::max(most, member.told->collectives);
+    }
+    // Ranks report at different times, so their numbers may differ in a healthy job, too.
+    json.objectField("completed_collectives", [&] {
+      json.field("least", least);
+      json.field("most", most);
+    });
+    writeLateness(json, group);
+    if (!group.waits) {
+      json.field("waits", nullptr);
+      return;
+    }
+    const auto& finding = *group.waits;
+    json.objectField("waits", [&] {
+      json.field("rank", group.any->ranks[finding.rank]);
+      json.field("operation", printable(finding.op->text));
+      json.field("since_s", seconds(finding.op->ageMs));
+      json.field("waits_for", global(group, finding.verdict.missing));
+      json.field("behind", global(group, finding.verdict.ranks));
+      json.field("prolonged", finding.verdict.extensionMs > 0);
+      const auto& parting = finding.verdict.parting;
+      json.fieldOfJson("parted_at", parting.empty() ? "[]" : parting.substr(0, parting.find('\n')));
+      json.field("verdict", printable(finding.verdict.text));
+    });
+  }
+
+  static void writeLateness(Json& json, const Job::Group& group) {
+    const auto& ranks = group.any->ranks;
+    const auto judge = std::ranges::find_if(group.members, [&](const auto& member) {
+      return member.second.told->lateness.ranks.size() == ranks.size();
+    });
+    if (judge == group.members.end()) {
+      json.field("lateness", nullptr);
+      return;
+    }
+    const auto& lateness = judge->second.told->lateness;
+    json.objectField("lateness", [&] {
+      if (const auto late = lateness.late; late && *late >= 0 && *late < std::ssize(ranks)) {
+        json.field("late", ranks[*late]);
+      } else {
+        json.field("late", nullptr);
+      }
+      json.field("collectives", lateness.collectives);
+      json.field("took_s", lateness.seconds);
+      json.listField("ranks", [&] {
+        for (size_t rank = 0; rank < ranks.size(); ++rank) {
+          json.objectElement([&] {
+            json.field("rank", ranks[rank]);
+            json.field("later_s", lateness.ranks[rank].later);
+            json.field("share", lateness.ranks[rank].share);
+          });
+        }
+      });
+    });
+  }
+
+  void writeRanks(Json& json) const {
+    auto sorted = job_.ranks();
+    std::ranges::stable_sort(sorted, [](const auto& one, const auto& other) {
+      return one.activity->rank < other.activity->rank;
+    });
+    for (const auto& rank : sorted) {
+      json.objectElement([&] { writeRank(json, rank); });
+    }
+    for (const auto& quiet : job_.quiet()) {
+      json.objectElement([&] {
+        const auto& silent = *quiet.process;
+        std::set<int64_t> numbers;
+        for (const auto& each : silent.memberships) {
+          numbers.insert(each.rank);
+        }
+        json.field("rank", *numbers.begin());
+        json.field("pid", silent.pid);
+        json.field("host", nameOfHost(quiet.host->host));
+        json.field("state", silent.state);
+        json.field("text", printable(silent.text));
+      });
+    }
+    for (const auto rank : job_.missing()) {
+      json.objectElement([&] {
+        json.field("rank", rank);
+        json.field("state", "unknown");
+        json.field("text", job_.silentOf(0, rank).text);
+      });
+    }
+  }
+
+  void writeRank(Json& json, const Job::Member& rank) const {
+    const auto& process = *rank.process;
+    json.field("rank", rank.activity->rank);
+    json.field("pid", process.pid);
+    json.field("host", printable(process.host));
+    json.field("state", "answers");
+    if (process.compilingMs >= 0) {
+      json.field("compiling_s", seconds(process.compilingMs));
+    } else {
+      json.field("compiling_s", nullptr);
+    }
+    json.objectField("python", [&] {
+      if (process.pythonSilentMs >= 0) {
+        json.field("silent_s", seconds(process.pythonSilentMs));
+      } else {
+        json.field("silent_s", nullptr);
+      }
+      json.field("threads", linesOf(process.threads));
+    });
+    json.listField("groups", [&] {
+      for (const auto& group : rank.activity->groups) {
+        if (!job_.isUnused(group.id)) {
+          json.objectElement([&] { writeMember(json, group); });
+        }
+      }
+    });
+  }
+
+  static void writeMember(Json& json, const MemberStatus& group) {
+    json.field("id", std::to_string(group.id));
+    json.field("name", printable(group.name));
+    json.field("rank", group.rank);
+    json.field("completed_collectives", group.collectives);
+    json.field("last_completed", printable(group.lastCompleted));
+    json.field("failure", printable(group.failure));
+    json.field("in_flight", group.inFlight);
+    json.listField("oldest", [&] {
+      for (const auto& op : group.ops) {
+        json.objectElement([&] {
+          json.field("operation", printable(op.text));
+          json.field("since_s", seconds(op.ageMs));
+          json.field("awaited", op.waits && !op.wait.indirect);
+          json.field("called_at", printable(op.calledAt));
+        });
+      }
+    });
+  }
+
+  const Job& job_;
+};
+
+}  // namespace
+
+bool Roll::take(const ProcessStatus& process, bool asked) {
+  const auto isOfJob = [&](const auto& rank) {
+    return std::ranges::any_of(
+        rank.groups, [&](const auto& group) { return job_.contains(group.id); });
+  };
+  if (!asked && std::ranges::none_of(process.ranks, isOfJob)) {
+    return false;
+  }
+  for (const auto& rank : process.ranks) {
+    for (const auto& group : rank.groups) {
+      if (job_.insert(group.id).second) {
+        for (const auto number : group.ranks) {
+          if (!heard_.contains({group.id, number})) {
+            wanted_.insert({group.id, number});
+          }
+        }
+      }
+    }
+  }
+  return true;
+}
+
+void Roll::add(const HostStatus& host) {
+  for (const auto& process : host.processes) {
+    for (const auto& rank : process.ranks) {
+      for (const auto& group : rank.groups) {
+        hear({group.id, group.ranks[group.rank]});
+      }
+    }
+    if (!take(process, process.pid == asked_.pid && host.host == asked_.host)) {
+      unconnected_.push_back(process);
+    }
+  }
+  for (const auto& silent : host.silent) {
+    for (const auto& each : silent.memberships) {
+      hear({each.group, each.rank});
+    }
+  }
+  while (unconnected_.remove_if([&](const auto& process) { return take(process, false); }) > 0) {
+  }
+}
+
+std::string report(
+    const std::vector<HostStatus>& hosts,
+    const std::vector<UnreachedHost>& unreached,
+    const JobQuestion& question) {
+  return Report(Job(hosts, unreached, question)).write();
+}
+
+}  // namespace torchcomms_pg::status

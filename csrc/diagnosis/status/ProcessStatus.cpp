@@ -1,0 +1,60 @@
+#include "diagnosis/status/ProcessStatus.hpp"
+
+#include <algorithm>
+
+#include "diagnosis/rank/Fields.hpp"
+
+namespace torchcomms_pg::status {
+
+namespace {
+
+void pack(ProcessStatus& status) {
+  for (auto& rank : status.ranks) {
+    for (auto& group : rank.groups) {
+      group.runs = runsOf(group.ranks);
+      for (auto& op : group.ops) {
+        op.wait.members.clear();
+      }
+    }
+  }
+}
+
+bool unpack(ProcessStatus& status) {
+  for (auto& rank : status.ranks) {
+    for (auto& group : rank.groups) {
+      if (!spread(group.runs, group.ranks) || group.rank < 0 ||
+          static_cast<size_t>(group.rank) >= group.ranks.size()) {
+        return false;
+      }
+      for (auto& op : group.ops) {
+        op.wait.members = group.runs;
+      }
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+std::string encode(ProcessStatus status) {
+  pack(status);
+  return fields::write(status);
+}
+
+std::optional<ProcessStatus> decodeProcess(const std::string& text) {
+  auto status = fields::read<ProcessStatus>(text);
+  return status && unpack(*status) ? std::move(status) : std::nullopt;
+}
+
+std::string encode(HostStatus status) {
+  std::ranges::for_each(status.processes, pack);
+  return fields::write(status);
+}
+
+std::optional<HostStatus> decodeHost(const std::string& text) {
+  auto status = fields::read<HostStatus>(text);
+  return status && std::ranges::all_of(status->processes, unpack) ? std::move(status)
+                                                                  : std::nullopt;
+}
+
+}  // namespace torchcomms_pg::status

@@ -1,0 +1,626 @@
+#include "diagnosis/status/StatusServer.hpp"
+
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <list>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+
+#include "base/NeverDestroyed.hpp"
+#include "base/PerProcess.hpp"
+#include "base/Thread.hpp"
+#include "diagnosis/rank/PythonStackDump.hpp"
+#include "diagnosis/status/Folder.hpp"
+#include "diagnosis/status/RasAddress.hpp"
+#include "host/Process.hpp"
+#include "monitor/Printer.hpp"
+
+namespace torchcomms_pg::status {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// Limits of connections, and of the time that a client may take to ask and to read.
+constexpr size_t kMostClients = 32;
+constexpr milliseconds kAsking{2000};
+constexpr milliseconds kReading{5000};
+
+// The same limits for RAS clients, which may belong to any user of this host, and may be people who
+// type. kRasLook: interval of looks at the job's processes while a client monitors them.
+constexpr size_t kMostRasClients = 16;
+constexpr milliseconds kRasAsking{30'000};
+constexpr milliseconds kRasLook{2000};
+
+// Limit of threads that ask for the job's status at the same time. Further clients wait.
+constexpr size_t kMostJobs = 1;
+
+// Limit of the wait for Python's stacks: the whole job's answer is to take less than a second.
+constexpr milliseconds kPatience{400};
+
+// The same limit if another thread is known to hold the GIL.
+constexpr milliseconds kPatienceIfHeld{250};
+
+constexpr int kLookMs = 10;     // interval of checks whether Python has answered
+constexpr int kTidyMs = 500;    // interval of checks whether a client is too slow
+constexpr int kScarceMs = 200;  // pause in accepting when descriptors run out
+
+// Descriptors that a forked child closes, so that it does not keep the parent's sockets open.
+std::atomic<int> ofParent[3] = {-1, -1, -1};
+
+struct AtFork {
+  AtFork() {
+    pthread_atfork(nullptr, nullptr, [] {
+      for (auto& descriptor : ofParent) {
+        if (const int number = descriptor.exchange(-1); number >= 0) {
+          ::close(number);
+        }
+      }
+    });
+  }
+};
+
+struct Slot {
+  std::mutex mutex;
+  std::weak_ptr<StatusServer> server;
+  const StatusServer* latest = nullptr;  // owner of the files
+  bool told = false;                     // it was reported that no server runs
+  bool toldOfRas = false;                // it was reported that RAS clients get no answer
+};
+Slot& slot() {
+  static PerProcess<Slot> ofProcess;
+  return ofProcess.get();
+}
+
+struct Places {
+  std::mutex mutex;
+  std::string folder;
+  std::string ras;
+};
+Places& places() {
+  static Places& named = neverDestroyed<Places>();
+  return named;
+}
+std::string rasAddress() {
+  auto& named = places();
+  std::lock_guard lock(named.mutex);
+  return named.ras;
+}
+
+// Reports once that RAS clients get no answer, and why.
+void tellNoRas(Slot& known, const std::string& why) {
+  if (!std::exchange(known.toldOfRas, true)) {
+    printLine(
+        "torchcomms_pg: process " + std::to_string(host::processId()) +
+        " does not answer ncclras at TORCHCOMMS_PG_RAS_ADDR=" + rasAddress() + ": " + why);
+  }
+}
+
+}  // namespace
+
+struct StatusServer::State {
+  // A client, from its connection to the end of its answer.
+  struct Client {
+    enum class Phase { asks, awaitsPython, awaitsTurn, awaitsJob, reads };
+
+    uint64_t number = 0;
+    Descriptor socket;
+    Phase phase = Phase::asks;
+    Clock::time_point until;  // limit of the wait for the client, or for Python
+    std::string heard;        // received part of the question
+    std::string text;         // answer, whose first `sent` bytes are sent
+    size_t sent = 0;
+    std::optional<Description> description;
+    std::shared_ptr<PythonStackDump> dump;
+    bool ownStacks = false;            // the dump includes the stacks of `description`
+    std::function<std::string()> job;  // makes the answer
+    std::optional<RasDialogue> ras;    // set for a RAS client
+
+    bool watches() const { return ras && ras->events() != RasEvents::none; }
+    bool hasUnsent() const { return sent < text.size(); }
+  };
+  using Clients = std::list<Client>;
+
+  State(Duties given, const std::string& path) : duties(std::move(given)), folder(path) {}
+
+  const Duties duties;
+  const Folder folder;
+  Descriptor listening;
+  Descriptor ras;  // listens for RAS clients; empty without an address
+  Descriptor wake;
+  std::atomic<bool> stop{false};
+
+  std::mutex mutex;
+  std::map<uint64_t, std::string> done;        // answers about the job, by client's number
+  std::optional<std::vector<RasPeer>> looked;  // result of a look at the job's processes
+
+  // State of the server's thread.
+  Clients clients;
+  uint64_t number = 0;
+  size_t jobs = 0;
+  std::shared_ptr<PythonStackDump> dump;  // the latest request to Python
+  Clock::time_point scarceUntil{};
+  std::optional<RasPeers> peers;  // set while a client monitors
+  Clock::time_point nextLook{};
+
+  void notify() const {
+    const uint64_t one = 1;
+    [[maybe_unused]] const auto told = write(wake.get(), &one, sizeof one);
+  }
+
+  void run(const std::shared_ptr<State>& self) {
+    while (!stop.load(std::memory_order_acquire)) {
+      std::vector<pollfd> polled{{wake.get(), POLLIN, 0}};
+      const bool scarce = Clock::now() < scarceUntil;
+      const auto ofRas = static_cast<size_t>(
+          std::ranges::count_if(clients, [](const auto& each) { return each.ras.has_value(); }));
+      const bool takes = clients.size() - ofRas < kMostClients && !scarce;
+      polled.push_back({takes ? listening.get() : -1, POLLIN, 0});
+      polled.push_back({ofRas < kMostRasClients && !scarce ? ras.get() : -1, POLLIN, 0});
+      for (const auto& client : clients) {
+        short events = 0;
+        if (client.phase == Client::Phase::asks &&
+            client.text.size() - client.sent < RasDialogue::kLongestLine) {
+          events |= POLLIN;
+        }
+        if (client.phase == Client::Phase::reads ||
+            (client.phase == Client::Phase::asks && client.hasUnsent())) {
+          events |= POLLOUT;
+        }
+        // A job goes on even if its client has left.
+        const bool works = client.phase == Client::Phase::awaitsJob;
+        polled.push_back({works ? -1 : client.socket.get(), events, 0});
+      }
+      poll(polled.data(), polled.size(), patience());
+      uint64_t rings = 0;
+      [[maybe_unused]] const auto heard = read(wake.get(), &rings, sizeof rings);
+      try {
+        watch(self);
+      } catch (const std::exception&) {
+        // Out of memory: monitoring clients miss an event.
+      }
+      size_t place = 3;
+      for (auto client = clients.begin(); client != clients.end(); ++place) {
+        const auto each = client++;
+        try {
+          if (!step(self, *each, polled[place].revents)) {
+            drop(each);
+          }
+        } catch (const std::exception&) {
+          drop(each);  // out of memory
+        }
+      }
+      if (polled[1].revents != 0) {
+        take(listening, /*ofRas=*/false);
+      }
+      if (polled[2].revents != 0) {
+        take(ras, /*ofRas=*/true);
+      }
+    }
+    while (!clients.empty()) {
+      drop(clients.begin());
+    }
+    // Ends connections that were not accepted. The socket's file has been removed or replaced.
+    listening = Descriptor();
+    ras = Descriptor();
+  }
+
+  int patience() const {
+    const bool asks = std::ranges::any_of(
+        clients, [](const auto& each) { return each.phase == Client::Phase::awaitsPython; });
+    if (asks) {
+      return kLookMs;
+    }
+    if (Clock::now() < scarceUntil) {
+      return kScarceMs;
+    }
+    return clients.empty() ? -1 : kTidyMs;
+  }
+
+  void take(const Descriptor& from, bool ofRas) {
+    Descriptor socket(accept4(from.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket) {
+      if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
+        scarceUntil = Clock::now() + milliseconds(kScarceMs);
+      }
+      return;
+    }
+    if (ofRas || ofThisUser(socket.get())) {
+      clients.emplace_back();
+      auto& client = clients.back();
+      client.number = ++number;
+      client.socket = std::move(socket);
+      client.until = Clock::now() + (ofRas ? kRasAsking : kAsking);
+      if (ofRas) {
+        client.ras.emplace();
+      }
+    }
+  }
+
+  void drop(Clients::iterator client) {
+    // Reads what the client has sent: closing a connection with unread input would discard the
+    // answer that the client has not read yet.
+    char rest[RasDialogue::kLongestLine];
+    for (int i = 0; i < 16 && recv(client->socket.get(), rest, sizeof rest, MSG_DONTWAIT) > 0;
+         ++i) {
+    }
+    // Ends the connection even if a child that was forked meanwhile has it open.
+    shutdown(client->socket.get(), SHUT_RDWR);
+    clients.erase(client);
+  }
+
+  // Advances a client. Returns false if the client is done, or its time is over.
+  bool step(const std::shared_ptr<State>& self, Client& client, short events) {
+    using Phase = Client::Phase;
+    const auto now = Clock::now();
+    if ((events & (POLLERR | POLLNVAL)) != 0 ||
+        (client.phase != Phase::asks && (events & POLLHUP) != 0)) {
+      return false;
+    }
+    switch (client.phase) {
+      case Phase::asks:
+        if (client.ras) {
+          return receiveLoop(client, events, now);
+        }
+        return events != 0 ? hear(client, now) : now < client.until;
+      case Phase::awaitsPython:
+        if (client.dump->ready() || now >= client.until ||
+            (now >= client.until - kPatience + kPatienceIfHeld && client.dump->gilIsHeld())) {
+          answer(client, answered(encode(finished(client, now))), now);
+        }
+        return true;
+      case Phase::awaitsTurn:
+        // RAS clients may belong to other users, so this user's other clients go first.
+        if (jobs < kMostJobs && !(client.ras && awaitsTurn(/*ofRas=*/false))) {
+          beginJob(self, client, now);
+        }
+        return true;
+      case Phase::awaitsJob: {
+        std::lock_guard lock(mutex);
+        if (auto text = done.extract(client.number)) {
+          --jobs;
+          answer(client, text.mapped(), now);
+        }
+        return true;
+      }
+      case Phase::reads:
+        return events != 0 ? tell(client) && client.hasUnsent() : now < client.until;
+    }
+    return false;
+  }
+
+  bool hear(Client& client, Clock::time_point now) {
+    char buffer[kLongestQuestion];
+    const auto bytes = recv(client.socket.get(), buffer, sizeof buffer, MSG_DONTWAIT);
+    if (bytes <= 0) {
+      return bytes < 0 && (errno == EAGAIN || errno == EINTR);
+    }
+    client.heard.append(buffer, static_cast<size_t>(bytes));
+    if (client.heard.find('\n') == std::string::npos) {
+      return client.heard.size() < kLongestQuestion;
+    }
+    if (client.heard == kOfProcess) {
+      describe(client, now);
+    } else if (const auto job = parseOfJob(client.heard)) {
+      awaitTurn(client, [this, job = *job] { return answered(duties.ofJob(job)); });
+    } else {
+      answer(client, refused("this question is not known"), now);
+    }
+    return true;
+  }
+
+  bool awaitsTurn(bool ofRas) const {
+    return std::ranges::any_of(clients, [ofRas](const auto& each) {
+      return each.phase == Client::Phase::awaitsTurn && each.ras.has_value() == ofRas;
+    });
+  }
+
+  void awaitTurn(Client& client, std::function<std::string()> job) {
+    client.job = std::move(job);
+    client.phase = Client::Phase::awaitsTurn;
+    notify();
+  }
+
+  // Does the same as hear() for a RAS client, which gets an answer to each line.
+  bool receiveLoop(Client& client, short events, Clock::time_point now) {
+    if ((events & POLLIN) != 0) {
+      char buffer[RasDialogue::kLongestLine];
+      const auto bytes = recv(client.socket.get(), buffer, sizeof buffer, MSG_DONTWAIT);
+      if (bytes <= 0) {
+        return bytes < 0 && (errno == EAGAIN || errno == EINTR);
+      }
+      std::string answers;
+      if (!client.ras->hear({buffer, static_cast<size_t>(bytes)}, answers)) {
+        return false;
+      }
+      say(client, answers, now);
+    }
+    if (client.hasUnsent() && !tell(client)) {
+      return false;
+    }
+    if (const auto& asked = client.ras->asked()) {
+      awaitTurn(client, [this, asked = *asked] { return duties.ofRas(asked); });
+    } else if (client.watches() && !client.hasUnsent()) {
+      client.until = Clock::time_point::max();
+      if (!peers) {
+        notify();  // starts the first look soon
+      }
+    }
+    return now < client.until;
+  }
+
+  // Appends `text` to what the client will get. A monitoring client gets kReading to read it.
+  static void say(Client& client, const std::string& text, Clock::time_point now) {
+    client.text.erase(0, std::exchange(client.sent, 0));
+    if (client.text.empty() && !text.empty() && client.watches()) {
+      client.until = now + kReading;
+    }
+    client.text += text;
+  }
+
+  // Gives monitoring clients the new events, and starts the next look at the job's processes.
+  void watch(const std::shared_ptr<State>& self) {
+    const auto now = Clock::now();
+    std::optional<std::vector<RasPeer>> seen;
+    {
+      std::lock_guard lock(mutex);
+      seen.swap(looked);
+    }
+    if (seen) {
+      --jobs;
+    }
+    if (std::ranges::none_of(clients, &Client::watches)) {
+      peers.reset();
+      return;
+    }
+    if (!peers) {
+      peers.emplace();
+    } else if (seen && !seen->empty()) {
+      for (const auto& event : peers->notice(*seen)) {
+        for (auto& client : clients) {
+          if (client.phase == Client::Phase::asks && client.watches() &&
+              (static_cast<int>(client.ras->events()) & static_cast<int>(event.group)) != 0) {
+            say(client, textOf(event, client.ras->json()), now);
+          }
+        }
+      }
+    }
+    if (now >= nextLook && jobs < kMostJobs && !awaitsTurn(true) && !awaitsTurn(false)) {
+      nextLook = now + kRasLook;
+      try {
+        startDetached("tcpg_job", [self] {
+          std::vector<RasPeer> found;
+          try {
+            found = self->duties.peers();
+          } catch (const std::exception&) {
+            // The folder cannot be read. The next look tries again.
+          }
+          {
+            std::lock_guard lock(self->mutex);
+            self->looked = std::move(found);
+          }
+          self->notify();
+        });
+        ++jobs;
+      } catch (const std::exception&) {
+        // No thread can be started. The next look tries again.
+      }
+    }
+  }
+
+  void describe(Client& client, Clock::time_point now) {
+    client.description = duties.describe();
+    // Shares a dump that Python has not answered: one thread that waits for the GIL is enough.
+    client.ownStacks = !dump || dump->answered();
+    if (client.ownStacks) {
+      dump = std::make_shared<PythonStackDump>(client.description->stacks);
+    }
+    client.description->stacks.clear();
+    client.dump = dump;
+    client.until = now + kPatience;
+    client.phase = Client::Phase::awaitsPython;
+  }
+
+  static ProcessStatus finished(Client& client, Clock::time_point now) {
+    auto status = std::move(client.description->status);
+    if (client.dump->answered()) {
+      const auto told = client.dump->tell();
+      status.threads = told.threads;
+      if (client.ownStacks) {
+        client.description->setLines(status, told.calledAt);
+      }
+      for (auto& rank : status.ranks) {
+        for (auto& group : rank.groups) {
+          for (auto& op : group.ops) {
+            told.name(op.wait);
+          }
+        }
+        for (auto& counts : rank.counts) {
+          told.forgetGone(counts);
+        }
+      }
+    } else {
+      status.gilIsHeld = client.dump->gilIsHeld();
+      status.pythonSilentMs =
+          std::chrono::duration_cast<milliseconds>(now - client.dump->begun()).count();
+      status.threads = PythonStackDump::seenWithoutGil();
+    }
+    client.description.reset();
+    return status;
+  }
+
+  void beginJob(const std::shared_ptr<State>& self, Client& client, Clock::time_point now) {
+    try {
+      const bool ofRas = client.ras.has_value();
+      startDetached("tcpg_job", [self, number = client.number, job = client.job, ofRas] {
+        std::string text;
+        try {
+          text = job();
+        } catch (const std::exception& error) {
+          text = refusal(ofRas, error.what());
+        }
+        {
+          std::lock_guard lock(self->mutex);
+          self->done[number] = std::move(text);
+        }
+        self->notify();
+      });
+      ++jobs;
+      client.phase = Client::Phase::awaitsJob;
+    } catch (const std::exception& error) {
+      const auto why = std::string("no thread can be started: ") + error.what();
+      answer(client, refusal(client.ras.has_value(), why), now);
+    }
+  }
+
+  static std::string refusal(bool ofRas, const std::string& why) {
+    return ofRas ? RasDialogue::refused(why) : refused(why);
+  }
+
+  static void answer(Client& client, const std::string& text, Clock::time_point now) {
+    client.text += text;
+    client.phase = Client::Phase::reads;
+    client.until = now + kReading;
+  }
+
+  // Sends as much as the connection accepts. Returns false if the connection has failed.
+  static bool tell(Client& client) {
+    const auto bytes = send(
+        client.socket.get(),
+        client.text.data() + client.sent,
+        client.text.size() - client.sent,
+        MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (bytes < 0) {
+      return errno == EAGAIN || errno == EINTR;
+    }
+    client.sent += static_cast<size_t>(bytes);
+    return true;
+  }
+};
+
+void StatusServer::setFolder(const std::string& path) {
+  auto& named = places();
+  std::lock_guard lock(named.mutex);
+  named.folder = path;
+}
+
+std::string StatusServer::folder() {
+  auto& named = places();
+  std::lock_guard lock(named.mutex);
+  return named.folder;
+}
+
+void StatusServer::setRasAddress(const std::string& address) {
+  auto& named = places();
+  std::lock_guard lock(named.mutex);
+  named.ras = address;
+}
+
+std::shared_ptr<StatusServer> StatusServer::of(const Duties& duties) {
+  auto& known = slot();
+  std::lock_guard lock(known.mutex);
+  if (folder().empty()) {
+    if (!rasAddress().empty()) {
+      tellNoRas(known, "it tells of the status, which TORCHCOMMS_PG_STATUS turns off");
+    }
+    return nullptr;
+  }
+  auto server = known.server.lock();
+  if (!server) {
+    try {
+      server = std::make_shared<StatusServer>(duties);
+      known.server = server;
+      known.latest = server.get();
+    } catch (const std::exception& error) {
+      if (!std::exchange(known.told, true)) {
+        printLine(
+            "torchcomms_pg: process " + std::to_string(host::processId()) +
+            " has no status for python -m torchcomms_pg.status: " + error.what());
+      }
+    }
+  }
+  return server;
+}
+
+StatusServer::StatusServer(Duties duties)
+    : state_(std::make_shared<State>(std::move(duties), folder())), pid_(host::processId()) {
+  static const AtFork atFork;
+  state_->wake = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!state_->wake) {
+    throw std::runtime_error("no descriptor is free");
+  }
+  state_->folder.sweep();
+  state_->listening = state_->folder.listen();
+  if (const auto address = rasAddress(); !address.empty()) {
+    try {
+      state_->ras = listenForRas(address);
+    } catch (const std::exception& error) {
+      tellNoRas(slot(), error.what());  // of() holds the slot's lock
+    }
+  }
+  try {
+    startDetached("tcpg_status", "its status", [state = state_] { state->run(state); });
+  } catch (const std::exception&) {
+    state_->folder.remove();
+    throw;
+  }
+  ofParent[0] = state_->listening.get();
+  ofParent[1] = state_->wake.get();
+  ofParent[2] = state_->ras.get();
+}
+
+StatusServer::~StatusServer() {
+  if (pid_ != host::processId()) {
+    return;  // a forked child, whose copy is of the parent's server
+  }
+  auto& known = slot();
+  {
+    std::lock_guard lock(known.mutex);
+    if (known.latest == this) {
+      known.latest = nullptr;
+      state_->folder.remove();
+      for (auto& descriptor : ofParent) {
+        descriptor = -1;
+      }
+    }
+  }
+  state_->stop.store(true, std::memory_order_release);
+  state_->notify();
+}
+
+void StatusServer::add(const Membership& membership) noexcept {
+  try {
+    state_->folder.add(membership);
+  } catch (const std::exception&) {
+    // No descriptor is free. Other processes do not learn this rank if this process does not
+    // answer.
+  }
+}
+
+void StatusServer::removeAtExit() noexcept {
+  auto& known = slot();
+  std::shared_ptr<StatusServer> server;
+  {
+    std::lock_guard lock(known.mutex);
+    server = known.server.lock();
+  }
+  if (server) {
+    server->state_->folder.remove();
+  }
+}
+
+}  // namespace torchcomms_pg::status

@@ -1,0 +1,66 @@
+// Serves the status of this process and its job: on a socket in the user's folder, and for NCCL's
+// RAS client on an address that the user names.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "diagnosis/status/ProcessStatus.hpp"
+#include "diagnosis/status/Protocol.hpp"
+#include "diagnosis/status/RasDialogue.hpp"
+#include "diagnosis/status/RasEvents.hpp"
+
+namespace torchcomms_pg::status {
+
+// The status of this process, before Python has been asked.
+struct Description {
+  ProcessStatus status;
+  std::vector<std::shared_ptr<const void>> stacks;  // of operations; Python returns a line for each
+  // Sets the lines that Python returned for `stacks`, in their order.
+  std::function<void(ProcessStatus&, const std::vector<std::string>&)> setLines;
+};
+
+// The server of this process: a thread that uses neither the GIL nor the store, so that it answers
+// even if all other threads are blocked. Limits the number of clients, and each client's bytes and
+// time. Thread-safe.
+class StatusServer {
+ public:
+  struct Duties {
+    std::function<Description()> describe;  // must return soon
+    // May block: the server calls each in a separate thread.
+    std::function<std::string(const OfJob&)> ofJob;
+    std::function<std::string(const RasQuestion&)> ofRas = nullptr;
+    std::function<std::vector<RasPeer>()> peers = nullptr;
+  };
+
+  // Sets the folder; if `path` is empty, no status is served. Does not affect a running server.
+  static void setFolder(const std::string& path);
+  static std::string folder();
+  // Sets the address for RAS clients, see listenForRas(); if it is empty, they get no answer.
+  static void setRasAddress(const std::string& address);
+
+  // Returns the server of this process, which runs while a caller holds it. Returns null if no
+  // folder is set, or if the server cannot start, which is reported once on stderr.
+  static std::shared_ptr<StatusServer> of(const Duties& duties);
+
+  // Removes the files of this process from the folder. Called at the process's exit.
+  static void removeAtExit() noexcept;
+
+  explicit StatusServer(Duties duties);  // for of()
+  ~StatusServer();
+  StatusServer(const StatusServer&) = delete;
+  StatusServer& operator=(const StatusServer&) = delete;
+
+  // Records a rank of this process in the folder, for other processes to read if this process does
+  // not answer.
+  void add(const Membership& membership) noexcept;
+
+ private:
+  struct State;
+  const std::shared_ptr<State> state_;  // shared with the threads
+  const uint32_t pid_;
+};
+
+}  // namespace torchcomms_pg::status

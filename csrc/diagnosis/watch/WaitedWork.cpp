@@ -1,0 +1,56 @@
+#include "diagnosis/watch/WaitedWork.hpp"
+
+#include <algorithm>
+#include <mutex>
+#include <vector>
+
+#include "base/PerProcess.hpp"
+#include "base/Thread.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+struct Waiting {
+  const c10d::Work* work;
+  GroupActivity::Waiter waiter;
+};
+struct AllWaiting {
+  std::mutex mutex;
+  std::vector<Waiting> all;  // one for each waiting thread: few
+};
+AllWaiting& waiting() {
+  static PerProcess<AllWaiting> ofProcess;
+  return ofProcess.get();
+}
+
+}  // namespace
+
+WaitedWork::WaitedWork(const c10d::Work* work) : work_(work) {
+  const GroupActivity::Waiter waiter{threadNumber(), Clock::now()};
+  auto& known = waiting();
+  std::lock_guard lock(known.mutex);
+  known.all.push_back({work, waiter});
+}
+
+WaitedWork::~WaitedWork() {
+  auto& known = waiting();
+  std::lock_guard lock(known.mutex);
+  // The last one, since a wait may run Python's handlers of signals, which wait themselves.
+  const auto own =
+      std::ranges::find_if(known.all.rbegin(), known.all.rend(), [&](const auto& each) {
+        return each.work == work_ && each.waiter.thread == threadNumber();
+      });
+  if (own != known.all.rend()) {
+    known.all.erase(std::prev(own.base()));
+  }
+}
+
+GroupActivity::Waiter WaitedWork::waiterFor(const c10d::Work* work) {
+  auto& known = waiting();
+  std::lock_guard lock(known.mutex);
+  const auto found = std::ranges::find(known.all, work, &Waiting::work);
+  return found == known.all.end() ? GroupActivity::Waiter{} : found->waiter;
+}
+
+}  // namespace torchcomms_pg

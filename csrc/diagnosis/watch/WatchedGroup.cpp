@@ -1,0 +1,631 @@
+#include "diagnosis/watch/WatchedGroup.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <functional>
+#include <future>
+#include <numeric>
+#include <thread>
+
+#include "base/ExitGuard.hpp"
+#include "comm/ErrorFile.hpp"
+#include "comm/LeftWords.hpp"
+#include "comm/Peer.hpp"
+#include "comm/ProcessTotals.hpp"
+#include "comm/StoreBoard.hpp"
+#include "diagnosis/hang/RankWords.hpp"
+#include "monitor/Printable.hpp"
+#include "monitor/Printer.hpp"
+#include "recorder/MessageBatch.hpp"
+#include "recorder/ProcessRecorder.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+RecordedOp::Recorders recordersOf(const Group& group, const std::vector<int64_t>& ranks, int rank) {
+  auto all = std::make_shared<std::vector<RecorderGroup>>();
+  if (auto recorder = process_recorder::get()) {
+    auto* const recorded =
+        recorder->addGroup(group.name, group.description, group.backend, ranks, rank);
+    all->push_back({std::move(recorder), recorded});
+  }
+  return all;
+}
+
+bool ofOneSize(const std::vector<at::Tensor>& tensors) {
+  return std::ranges::all_of(
+      tensors, [&](const auto& tensor) { return tensor.numel() == tensors.front().numel(); });
+}
+
+// Returns the operation's name in the recorder. If a list's tensors differ in size, it is
+// kUnchecked, for which torch's analyser compares no sizes; see RecorderSet.
+const char* recordedAs(OpKind kind, const latest::PreHookArgs& args) {
+  const auto& known = traits(kind);
+  switch (kind) {
+    case OpKind::allReduce:
+      return args.input_tensors.size() > 1 ? known.recordedBatch : known.recorded;
+    case OpKind::allGather: return ofOneSize(args.output_tensors) ? known.recorded : kUnchecked;
+    case OpKind::reduceScatter: return ofOneSize(args.input_tensors) ? known.recorded : kUnchecked;
+    default: return known.recorded;
+  }
+}
+
+// Limits of the time in which a failing operation's reason may show, and of the wait of a group
+// that is being closed for the line about it.
+constexpr Milliseconds kShowing{300};
+constexpr Milliseconds kExplaining{600};
+constexpr Milliseconds kBetweenTries{20};
+constexpr size_t kMostDead = 8;  // number of dead ranks that a line names
+
+// Returns what is known of a rank that has not answered.
+Silent describe(RankWords& processes, int rank) {
+  const auto word = processes.of(rank);
+  if (!word) {
+    return {"did not answer"};
+  }
+  const auto peer = Peer::parse(*word);
+  return peer.pid == 0 ? Silent{"did not answer, and has not said where it runs"}
+                       : describeSilent(peer);
+}
+
+// Prints a warning if another rank has given the group's name to other members. Compares with the
+// first rank that has made the group.
+void compareMembers(
+    StoreBoard& board, const Group& group, const std::vector<int64_t>& ranks, int64_t self) {
+  const auto members = asRuns(ranks);
+  const auto mine = std::to_string(self) + ":" + members;
+  const auto first = board.claimed("members", mine);
+  const auto end = std::min(first.find(':'), first.size());
+  const auto theirs = first.substr(std::min(end + 1, first.size()));
+  if (theirs != members) {
+    printLine(
+        "[rank " + std::to_string(self) + "] torchcomms_pg: group '" + group.name +
+        "' has other members on rank " + std::to_string(self) + " (ranks " + members +
+        ") than on rank " + first.substr(0, end) + " (ranks " + theirs +
+        "). These ranks meet under one name, so operations of the group hang or return wrong "
+        "results. Call new_group on all ranks with the same ranks and in the same order");
+  }
+}
+
+// Returns whether the results are in the inputs. Hooks then have no outputs, which torch's analyser
+// would compare with the inputs.
+bool inPlace(OpKind kind) {
+  return kind == OpKind::allReduce || kind == OpKind::broadcast || kind == OpKind::reduce;
+}
+
+}  // namespace
+
+WatchedGroup::WatchedGroup(
+    Group group, int rank, int size, c10::DeviceType type, Milliseconds timeout)
+    : group_(std::move(group)),
+      rank_(rank),
+      size_(size),
+      type_(type),
+      key_(keyOf(*this, std::string("watched ") + c10::DeviceTypeName(type))),
+      timeoutMs_(timeout.count()),
+      issued_(size),
+      inFlight_(
+          process_totals::add(
+              group_.name, group_.backend, /*watched=*/true, WatchedGroup::globalRanks()[rank])),
+      recorders_(recordersOf(group_, WatchedGroup::globalRanks(), rank)) {}
+
+WatchedGroup::~WatchedGroup() {
+  if (!ofThisProcess()) {
+    return;  // threads of the parent may have held the locks at the fork
+  }
+  close();
+  for (const auto& [device, watch] : devices_) {
+    watch->leave();
+  }
+}
+
+std::vector<int64_t> WatchedGroup::globalRanks() const {
+  auto ranks = group_.globalRanks;
+  for (int rank = static_cast<int>(ranks.size()); rank < size_; ++rank) {
+    ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+void WatchedGroup::open(const c10::intrusive_ptr<c10d::Store>& store, bool compares) {
+  if (size_ == 1) {
+    return;
+  }
+  StoreBoard board(store);
+  const auto ranks = globalRanks();
+  const auto self = ranks[rank_];
+  // Counts the groups of this name: a group that is made again must not find the keys of the one
+  // before in the store. Each process counts its own: if ranks give the name to other members, two
+  // of them may have one rank in the group.
+  const auto number = std::to_string(board.add("watch/" + std::to_string(self), 1));
+  const auto own = c10::make_intrusive<c10d::PrefixStore>("watch/" + number, store);
+  StoreBoard here(own);
+  if (compares) {
+    compareMembers(here, group_, ranks, self);
+  }
+  const auto processes = std::make_shared<RankWords>(std::make_unique<StoreBoard>(own));
+  processes->write(rank_, Peer::self().text());
+  HangDiagnosis::Options options;
+  options.rank = rank_;
+  options.ranks.resize(size_);
+  std::iota(options.ranks.begin(), options.ranks.end(), 0);
+  options.number = group_.numberOf(rank_);
+  options.describeSilent = [processes](int peer) { return describe(*processes, peer); };
+  options.goesOn = true;
+  {
+    std::lock_guard lock(mutex_);
+    store_ = own;
+  }
+  auto diagnosis = HangDiagnosis::open(std::make_unique<StoreBoard>(own), std::move(options));
+  auto bell = Bell::of(store);
+  bell->listen(key_, diagnosis);
+  bell_.store(std::move(bell));
+  diagnosis_.store(std::move(diagnosis));
+  if (!queues()) {
+    lateness_.open(store, std::to_string(key_) + "/" + number, group_, rank_, size_);
+  }
+  enlist(shared_from_this());
+  status_.store(
+      std::shared_ptr<StatusPart>(
+          StatusPart::begin(shared_from_this(), store, /*severalHosts=*/true)));
+}
+
+std::vector<std::shared_ptr<WatchedOp>> WatchedGroup::operations(auto chosen) const {
+  return inFlight_.inspect([&](const auto& ops, const Operation&) {
+    std::vector<std::shared_ptr<WatchedOp>> all;
+    for (const auto& entry : ops) {
+      if (chosen(*static_cast<const WatchedOp*>(entry.keeper.get()))) {
+        all.push_back(std::static_pointer_cast<WatchedOp>(entry.keeper));
+      }
+    }
+    return all;
+  });
+}
+
+void WatchedGroup::close() {
+  if (!ofThisProcess() || closed_.exchange(true, std::memory_order_acq_rel)) {
+    return;
+  }
+  lateness_.close();
+  inFlight_.totals().keepLateness(lateness_.judged());
+  // Releases the store: its port may be needed again at once.
+  if (const auto diagnosis = diagnosis_.exchange({})) {
+    if (diagnosis->standing()) {
+      for (const auto& op : operations([](const WatchedOp&) { return true; })) {
+        if (const auto end = op->ask()) {
+          endAsked(*op, *end);
+        }
+      }
+    }
+    verdicts_.close(*diagnosis);
+  }
+  bell_.store({});
+  status_.store({});
+  {
+    std::lock_guard lock(mutex_);
+    store_.reset();
+    told_.clear();  // the list of operations in flight keeps them
+  }
+  for (const auto& op : operations([](const WatchedOp&) { return true; })) {
+    endAsked(*op, op->ask().value_or(WatchedOp::End{}));
+  }
+}
+
+std::shared_ptr<WatchedOp> WatchedGroup::begin(
+    Operation op, const latest::PreHookArgs& args, Stack stack, bool told) {
+  issued_.number(op);
+  if (op.collective) {
+    lateness_.arrive(op.seq, op.issued);
+  }
+  op.timeout = Milliseconds(timeoutMs_.load(std::memory_order_relaxed));
+  auto begun =
+      std::make_shared<WatchedOp>(shared_from_this(), std::move(op), recorders_, std::move(stack));
+  if (!recorders_->empty()) {
+    record(*begun, args);
+  }
+  begun->setEntry(inFlight_.add(begun->operation(), begun));
+  if (told) {
+    begun->setCounted();
+    std::lock_guard lock(mutex_);
+    ++calls_;
+  }
+  return begun;
+}
+
+void WatchedGroup::record(WatchedOp& watched, const latest::PreHookArgs& args) {
+  const auto& op = watched.operation();
+  const bool message = isPointToPoint(op.kind);
+  const auto* const what = recordedAs(op.kind, args);
+  OpRecord::Details details;
+  if (!message) {
+    details.root = hasRoot(op.kind) ? op.peer : -1;
+  } else if (const auto batch = MessageBatch::first(op.seq); batch > 0 || !queues()) {
+    details.batch = batch;  // on an accelerator c10d's coalescing, which no hook tells, may be open
+  }
+  watched.recording().add(
+      {.op = what,
+       .seq = op.seq,
+       .inputs = args.input_tensors,
+       .outputs = inPlace(op.kind) && args.output_tensors.empty() ? args.input_tensors
+                                                                  : args.output_tensors,
+       .join = !message && what != kUnchecked,
+       .timeout = op.timeout,
+       .direction = !message                  ? OpRecord::Direction::none
+                    : op.kind == OpKind::send ? OpRecord::Direction::send
+                                              : OpRecord::Direction::receive,
+       .peer = message ? op.peer : -1,
+       .started = !queues(),
+       .details = details});
+}
+
+void WatchedGroup::leave(
+    const std::shared_ptr<WatchedOp>& op,
+    c10::intrusive_ptr<c10d::Work> work,
+    c10::Device device,
+    bool told) {
+  const bool async = op->operation().async;
+  if (work && async) {
+    inFlight_.leave(op->operation());
+  }
+  if (!work && !told && queues()) {
+    // Up to 2.14, torch's nccl gives no Work to a caller that does not ask for one.
+    op->leaveInStream(device);
+    askLater(op, device);
+    return;
+  }
+  bool ended = !work;
+  const auto key = told && work ? completionKey(*work) : 0;
+  if (told) {
+    std::lock_guard lock(mutex_);
+    ended = ended || early_.erase(key) > 0 || closed();
+    if (!ended && key != 0) {
+      told_.emplace(key, op);
+    }
+    endCall(*op);
+  }
+  if (ended) {
+    end(*op, /*completed=*/true);
+  } else if (key != 0) {
+    op->leave(nullptr);
+  } else {
+    op->leave(std::move(work));
+    if (async || queues()) {
+      askLater(op, device);
+    } else if (!asking_.exchange(true)) {
+      askWaiting();
+    }
+  }
+}
+
+namespace {
+
+// Polls one operation for its end.
+class AskedOp final : public EventPoller::Awaited {
+ public:
+  explicit AskedOp(std::shared_ptr<WatchedOp> op) : op_(std::move(op)) {}
+  bool ask() noexcept override {
+    end_ = op_->ask();
+    return end_.has_value();
+  }
+  void ended(std::shared_ptr<Awaited> /*self*/) noexcept override {
+    op_->notePending(lastPending());
+    op_->group().endAsked(*op_, *end_);
+  }
+
+ private:
+  const std::shared_ptr<WatchedOp> op_;
+  std::optional<WatchedOp::End> end_;
+};
+
+// Calls a function at each round of polling, until it returns true.
+class AskedAgain final : public EventPoller::Awaited {
+ public:
+  explicit AskedAgain(std::function<bool()> ask) : ask_(std::move(ask)) {}
+  bool ask() noexcept override { return ask_(); }
+  void ended(std::shared_ptr<Awaited> /*self*/) noexcept override {}
+
+ private:
+  const std::function<bool()> ask_;
+};
+
+}  // namespace
+
+void WatchedGroup::askLater(const std::shared_ptr<WatchedOp>& op, c10::Device device) {
+  // Collectives of one group end in order; messages do not.
+  const auto queue = op->operation().collective ? reinterpret_cast<intptr_t>(this)
+                                                : reinterpret_cast<intptr_t>(op.get());
+  watchOn(device).add(queue, std::make_shared<AskedOp>(op));
+}
+
+// Makes the device's thread poll the operations that threads wait for. Most have ended before, and
+// the waiting thread has reported that through pass().
+void WatchedGroup::askWaiting() {
+  watchOn(c10::DeviceType::CPU)
+      .add(
+          reinterpret_cast<intptr_t>(&asking_),
+          std::make_shared<AskedAgain>([weak = weak_from_this()] {
+            const auto self = weak.lock();
+            if (!self) {
+              return true;
+            }
+            // reset before the look, so that a later operation starts another
+            self->asking_ = false;
+            bool left = false;
+            const auto waitedFor = self->operations(
+                [](const WatchedOp& op) { return op.returned() && !op.operation().async; });
+            for (const auto& op : waitedFor) {
+              if (const auto end = op->ask()) {
+                self->endAsked(*op, *end);
+              } else {
+                op->notePending(Clock::now());
+                left = true;
+              }
+            }
+            return !left || self->asking_.exchange(true);
+          }));
+}
+
+void WatchedGroup::pass(std::shared_ptr<WatchedOp> op, Clock::time_point now) {
+  if (const auto end = op->ask()) {
+    endAsked(*op, *end, now);
+    if (op.use_count() == 1) {
+      op->drop();
+    }
+  } else {
+    inFlight_.leave(op->operation());  // its caller did not wait for it
+    askLater(op, c10::DeviceType::CPU);
+  }
+}
+
+EventPoller& WatchedGroup::watchOn(c10::Device device) {
+  std::lock_guard lock(mutex_);
+  for (const auto& [known, watch] : devices_) {
+    if (known == device) {
+      return *watch;
+    }
+  }
+  auto& watch = EventPoller::of(device);
+  watch.join();
+  devices_.emplace_back(device, &watch);
+  watch.start();
+  return watch;
+}
+
+void WatchedGroup::endCall(WatchedOp& op) {
+  if (op.takeCounted() && --calls_ == 0) {
+    early_.clear();
+  }
+}
+
+void WatchedGroup::discard(WatchedOp& op) {
+  {
+    std::lock_guard lock(mutex_);
+    endCall(op);
+  }
+  if (op.takeEnd()) {
+    issued_.takeBack(op.operation());
+    op.operation().recording->end(/*completed=*/false, {}, -1);
+    inFlight_.finish(op.entry(), {.completed = false});
+  }
+}
+
+void WatchedGroup::completed(const latest::CompletionHookArgs& args) {
+  std::shared_ptr<WatchedOp> op;
+  {
+    std::lock_guard lock(mutex_);
+    if (auto found = told_.extract(args.completionKey)) {
+      op = std::move(found.mapped());
+    } else if (calls_ > 0) {
+      early_.insert(args.completionKey);
+    }
+  }
+  if (op) {
+    const std::chrono::duration<float, std::milli> took(args.duration_ms.value_or(0));
+    end(*op, /*completed=*/true, std::chrono::duration_cast<Clock::duration>(took));
+  }
+}
+
+void WatchedGroup::end(WatchedOp& op, bool completed, Clock::duration duration) {
+  const auto now = Clock::now();
+  finish(op, completed, duration, now - op.operation().issued, now);
+}
+
+void WatchedGroup::endAsked(WatchedOp& op, const WatchedOp::End& how, Clock::time_point now) {
+  const bool unread =
+      op.operation().async && isPointToPoint(op.operation().kind) && op.waiter().thread == 0;
+  if (how.failed && !unread) {  // nothing has waited for a message that nobody reads
+    tellFailure(op.operation());
+  }
+  // It is unknown how long after its end an operation is polled.
+  const auto lasted = op.lastPending() - op.operation().issued;
+  finish(op, how.completed, {}, std::max(lasted, Clock::duration{}), now);
+}
+
+void WatchedGroup::finish(
+    WatchedOp& watched,
+    bool completed,
+    Clock::duration duration,
+    Clock::duration lasted,
+    Clock::time_point now) {
+  if (!watched.takeEnd()) {
+    return;
+  }
+  const auto& op = watched.operation();
+  op.recording->end(completed, duration, -1);
+  if (!op.async && !queues()) {
+    inFlight_.totals().noteWait(op.kind, lasted);
+  }
+  inFlight_.finish(watched.entry(), {.completed = completed, .lasted = lasted, .known = !closed()});
+  lastEnd_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
+}
+
+void WatchedGroup::check(Clock::time_point now) noexcept {
+  try {
+    lateness_.check(now);
+    const auto diagnosis = this->diagnosis();
+    if (!diagnosis || closed()) {
+      return;
+    }
+    if (verdicts_.look(*diagnosis)) {
+      process_totals::noteFailure(inFlight_.totals());
+      dump();
+    }
+    const Milliseconds timeout(timeoutMs_.load(std::memory_order_relaxed));
+    const auto late = verdicts_.overdue(
+        now, timeout, [this](const auto& ops, const auto& entry) { return begun(ops, entry); });
+    const bool wanted = diagnosis->wantsStatus() || late;
+    const bool known = forgetRaised(now, wanted);
+    wantedAt_ = !wanted ? std::nullopt : wantedAt_ ? wantedAt_ : std::optional(now);
+    if (wanted && !known && now - *wantedAt_ < WatchedOp::kQuestion) {
+      return;  // a thread that seems to be in a call may have left it
+    }
+    answer(*diagnosis, now);
+    verdicts_.ask(
+        *diagnosis, late, now, timeout, [&](const Operation& op, Clock::time_point deadline) {
+          auto request = requestAbout(*this, op, now, timeout, deadline);
+          request.mayHaveEnded = isPointToPoint(op.kind) && !queues();
+          return request;
+        });
+  } catch (const std::exception&) {
+    // Out of memory, or no thread can be started; the next tick tries again.
+  }
+}
+
+void WatchedGroup::answer(HangDiagnosis& diagnosis, Clock::time_point now) {
+  if (diagnosis.takeRing()) {
+    if (const auto bell = bell_.load()) {
+      bell->ring(key_);
+    }
+  }
+  if (diagnosis.wantsStatus()) {
+    diagnosis.answer(snapshotOf(*this, now));
+  }
+}
+
+GroupActivity::Waiter WatchedGroup::waiterFor(const InFlight& entry) const {
+  return entry.left && !queues() ? static_cast<const WatchedOp*>(entry.keeper.get())->waiter()
+                                 : GroupActivity::waiterFor(entry);
+}
+
+std::optional<Clock::time_point> WatchedGroup::begun(
+    const InFlightOps::List& ops, const InFlight& entry) const {
+  const auto& op = *entry.op;
+  if (op.collective) {
+    const Clock::time_point lastEnd{Clock::duration(lastEnd_.load(std::memory_order_relaxed))};
+    return std::max(op.issued, lastEnd);
+  }
+  if (queues()) {
+    return op.issued;
+  }
+  return mayBeAwaited(*this, ops, entry) ? std::optional(waiterFor(entry).since) : std::nullopt;
+}
+
+bool WatchedGroup::forgetRaised(Clock::time_point now, bool wanted) {
+  bool known = true;
+  const auto inCalls = operations(
+      [&](const WatchedOp& op) { return !op.returned() && (wanted || op.looksAgain(now)); });
+  for (const auto& op : inCalls) {
+    const auto inCall = op->inCall(now);
+    if (inCall == false) {
+      discard(*op);
+    }
+    known = known && inCall;
+  }
+  return known;
+}
+
+c10::intrusive_ptr<c10d::Store> WatchedGroup::store() const {
+  std::lock_guard lock(mutex_);
+  return store_;
+}
+
+void WatchedGroup::leave(const std::string& how) noexcept {
+  try {
+    // The caller may have got an operation's end before the operation was polled. The reason of an
+    // error is found before this rank leaves: the words of all are erased when all have left.
+    for (const auto& op : operations([](const WatchedOp& op) { return op.returned(); })) {
+      if (const auto end = op->ask()) {
+        endAsked(*op, *end);
+      }
+    }
+    std::unique_lock lock(mutex_);
+    const auto told = failureTold_;
+    lock.unlock();
+    if (told.valid()) {
+      told.wait_for(kExplaining);
+    }
+  } catch (const std::exception&) {
+    // Out of memory: the line is left out.
+  }
+  if (const auto store = this->store()) {
+    left_words::leave(store, rank_, size_, how, inFlight_);
+  }
+}
+
+void WatchedGroup::tellFailure(const Operation& op) noexcept {
+  try {
+    std::lock_guard lock(mutex_);
+    auto unfinished = ExitGuard::begin();
+    if (!store_ || failureTold_.valid() || !unfinished) {
+      return;
+    }
+    const auto done = std::make_shared<std::promise<void>>();
+    failureTold_ = done->get_future();
+    Monitor::get().runDetached([unfinished = std::move(unfinished),
+                                self = shared_from_this(),
+                                store = store_,
+                                what = torchcomms_pg::describe(op),
+                                done]() mutable {
+      self->dump();
+      try {
+        self->explainFailure(store, what);
+      } catch (const std::exception&) {
+        // The store has ended, for example with the rank that served it.
+      }
+      done->set_value();
+    });
+  } catch (const std::exception&) {
+    // No thread can be started.
+  }
+}
+
+void WatchedGroup::explainFailure(
+    const c10::intrusive_ptr<c10d::Store>& store, const std::string& what) const {
+  RankWords processes(std::make_unique<StoreBoard>(store));
+  std::vector<int> ranks;
+  std::string why;
+  for (const auto until = Clock::now() + kShowing; why.empty() && Clock::now() < until;) {
+    for (int rank = 0; rank < size_ && ranks.size() < kMostDead; ++rank) {
+      const auto peer = Peer::parse(processes.of(rank).value_or(""));
+      if (rank != rank_ && peer.dead() && !left_words::has(store, rank)) {
+        ranks.push_back(rank);
+        why += "; rank " + group_.numberOf(rank) + " (pid " + std::to_string(peer.pid) + ") died";
+      }
+    }
+    const auto left = why.empty() ? left_words::first(store, group_) : std::nullopt;
+    if (left && left->rank != rank_) {
+      ranks = {left->rank};
+      why = left->text;
+    } else if (why.empty()) {
+      std::this_thread::sleep_for(kBetweenTries);
+    }
+  }
+  if (!why.empty()) {
+    const auto text = "torchcomms_pg: " + what + " of group '" + group_.name + "' has failed" + why;
+    printLine("[rank " + group_.numberOf(rank_) + "] " + printable(text));
+    error_file::write(printable(text), globalRanksOf(*this, ranks));
+  }
+}
+
+void WatchedGroup::dump() {
+  // Runs in another thread, since the wait for the GIL may be long and the monitor must not block.
+  if (auto unfinished = ExitGuard::begin()) {
+    Monitor::get().runDetached(
+        [unfinished = std::move(unfinished), rank = static_cast<int>(globalRanks()[rank_])] {
+          process_recorder::dumpAfterFailure(rank);
+        });
+  }
+}
+
+}  // namespace torchcomms_pg
