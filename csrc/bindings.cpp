@@ -9,10 +9,12 @@
 #include "backend/Backend.hpp"
 #include "base/ExitGuard.hpp"
 #include "bindings/Bindings.hpp"
+#include "diagnosis/dumps/ControlPlane.hpp"
+#include "diagnosis/dumps/DumpPipe.hpp"
+#include "diagnosis/group/Observation.hpp"
 #include "diagnosis/status/StatusServer.hpp"
 #include "monitor/Monitor.hpp"
 #include "monitor/Printer.hpp"
-#include "recorder/DumpPipe.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
 namespace torchcomms_pg {
@@ -87,6 +89,7 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
   py::module_::import("atexit").attr("register")(py::cpp_function(finishBeforeExit, NoGil()));
 
   module.def("log_info", [](const std::string& text) { LOG(INFO) << text; }, py::arg("text"));
+  observeProcess();
   registerControlPlane();
   bindErrors(module);
   bindWork(module);

@@ -56,7 +56,7 @@ Backend::Backend(
     return;
   }
   // Does the local setup that may fail before the rendezvous: after it the peers rely on this rank.
-  dumpPipe_ = DumpPipe::hold(static_cast<int>(globalRanks()[rank]));
+  observed_ = ProcessObserver::get().hold(static_cast<int>(globalRanks()[rank]));
   std::vector<Peer> peers;
   keep(connectHosts(
       {store,
@@ -140,14 +140,14 @@ void Backend::detach() {
     comm->groupHooks().setEnd(nullptr);
     comm->groupHooks().setFailed(nullptr);
   }
-  releaseDumpPipe();
+  letObserverGo();
 }
 
-// Frees the pipe after the lock is released: the last owner's destructor removes a file.
-void Backend::releaseDumpPipe() {
-  std::shared_ptr<DumpPipe> last;
-  std::lock_guard lock(dumpPipeMutex_);
-  last.swap(dumpPipe_);
+// Frees what the observer has made after the lock is released: its destructor may remove a file.
+void Backend::letObserverGo() {
+  std::shared_ptr<void> last;
+  std::lock_guard lock(observedMutex_);
+  last.swap(observed_);
 }
 
 // Returns the processes of this group's ranks, by rank, as far as they are known from other groups
@@ -195,7 +195,7 @@ void Backend::start() {
   enableNanCheck(options_->nanCheck);
   setGroupUid(options_->group_name);
   init();
-  dumpPipe_ = DumpPipe::hold(static_cast<int>(globalRanks()[getRank()]));
+  observed_ = ProcessObserver::get().hold(static_cast<int>(globalRanks()[getRank()]));
   logOptions();
 }
 
@@ -554,7 +554,7 @@ void Backend::shutdown() {
       first = first ? first : std::current_exception();
     }
   }
-  releaseDumpPipe();
+  letObserverGo();
   if (first) {
     std::rethrow_exception(first);
   }

@@ -18,7 +18,6 @@
 #include "comm/Communicator.hpp"
 #include "comm/LongLock.hpp"
 #include "comm/OwnProcess.hpp"
-#include "recorder/DumpPipe.hpp"
 
 namespace torchcomms_pg {
 
@@ -207,7 +206,7 @@ class Backend final : public latest::Backend {
   // Removes this group's hooks from the communicators, and releases the dump pipe. Has an effect
   // once.
   void detach();
-  void releaseDumpPipe();
+  void letObserverGo();
   void installAbortHooks(Communicator& comm) const;
   void installEndHook(Communicator& comm) const;
   void installNanCheck(Communicator& comm);
@@ -306,8 +305,8 @@ class Backend final : public latest::Backend {
   ByThread<SelfSend> batches_;  // open batches, by thread
   mutable std::once_flag recording_;
   mutable std::atomic<bool> recorded_{false};
-  std::mutex dumpPipeMutex_;
-  std::shared_ptr<DumpPipe> dumpPipe_;
+  std::mutex observedMutex_;
+  std::shared_ptr<void> observed_;  // from ProcessObserver::hold()
   const bool borrowed_ = false;
   std::atomic<bool> detached_{false};
   std::atomic<uint64_t> splits_{0};

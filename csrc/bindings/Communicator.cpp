@@ -7,6 +7,7 @@
 
 #include "bindings/Bindings.hpp"
 #include "collectives/Collectives.hpp"
+#include "diagnosis/group/DiagnosisClient.hpp"
 #include "nccl/Library.hpp"
 
 namespace torchcomms_pg {
@@ -151,7 +152,9 @@ void bindLateness(py::module_& module, py::class_<Comm>& comm) {
   module.def("set_late_warning", &LatenessClient::setWarning, py::arg("on"));
   comm.def(
       "lateness",
-      [](Comm& self, const char* operation) { return self->lateness().ask(operation); },
+      [](Comm& self, const char* operation) {
+        return DiagnosisClient::of(*self).lateness().ask(operation);
+      },
       py::arg("operation"),
       NoGil());
 }

@@ -5,7 +5,7 @@
 #include <chrono>
 
 #include "bindings/Bindings.hpp"
-#include "comm/ProcessTotals.hpp"
+#include "diagnosis/group/ProcessTotals.hpp"
 
 namespace torchcomms_pg {
 

@@ -4,12 +4,15 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include "base/NeverDestroyed.hpp"
 #include "base/PerProcess.hpp"
 #include "bindings/Bindings.hpp"
+#include "diagnosis/rank/PythonStackDump.hpp"
 #include "recorder/Stack.hpp"
 
 namespace torchcomms_pg {
@@ -162,6 +165,21 @@ class PythonStacks final : public StackSource {
     calls.clear();
     spare = std::move(calls);
     return stack;
+  }
+
+  std::vector<std::string> threads() override {
+    std::vector<std::string> lines;
+    const PythonStackDump asked({});
+    while (!asked.ready()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    const auto text = asked.answered() ? asked.tell().threads : "";
+    for (size_t begin = 0; begin < text.size();) {
+      const auto end = std::min(text.find('\n', begin), text.size());
+      lines.push_back(text.substr(begin, end - begin));
+      begin = end + 1;
+    }
+    return lines;
   }
 
   std::vector<std::vector<Frame>> describe(const std::vector<Stack>& stacks) override {

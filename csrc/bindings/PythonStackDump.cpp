@@ -26,14 +26,14 @@
 #include <vector>
 
 #include "bindings/Bindings.hpp"
-#include "comm/DiagnosisClient.hpp"
-#include "comm/ErrorFile.hpp"
-#include "comm/OtherWaits.hpp"
-#include "comm/ProcessActivity.hpp"
-#include "comm/StorePlace.hpp"
-#include "comm/StoreServer.hpp"
+#include "diagnosis/group/DiagnosisClient.hpp"
+#include "diagnosis/group/ErrorFile.hpp"
+#include "diagnosis/group/OtherWaits.hpp"
+#include "diagnosis/group/ProcessActivity.hpp"
 #include "diagnosis/rank/Heartbeat.hpp"
 #include "diagnosis/rank/Sigterm.hpp"
+#include "diagnosis/store/StorePlace.hpp"
+#include "diagnosis/store/StoreServer.hpp"
 #include "host/AvailableMemory.hpp"
 #include "monitor/Compiling.hpp"
 #include "monitor/Monitor.hpp"
@@ -332,8 +332,7 @@ void bindPythonStackDump(py::module_& module) {
           if (std::ranges::count(names, group->group().name) == 0 || group->closed()) {
             continue;
           }
-          const auto* const watched = dynamic_cast<const Monitor::Watched*>(group.get());
-          const bool failed = watched != nullptr && !watched->failureMessage().empty();
+          const bool failed = !group->failureMessage().empty();
           if (!failed && !std::exchange(dumped, true)) {  // a failed group has dumped
             process_recorder::dumpAfterFailure(
                 static_cast<int>(group->globalRanks()[group->rank()]), kDumping);
@@ -352,13 +351,13 @@ void bindPythonStackDump(py::module_& module) {
   comm.def(
       "relax",
       [](Comm& self, Milliseconds time) {
-        return self->diagnosis().relax(time).time_since_epoch().count();
+        return self->watchdog().relax(time).time_since_epoch().count();
       },
       py::arg("time"));
   comm.def(
       "end_relaxation",
       [](Comm& self, Clock::rep end) {
-        self->diagnosis().endRelaxation(Clock::time_point(Clock::duration(end)));
+        self->watchdog().endRelaxation(Clock::time_point(Clock::duration(end)));
       },
       py::arg("end"));
 }

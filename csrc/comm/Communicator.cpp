@@ -6,10 +6,8 @@
 #include <thread>
 #include <utility>
 
-#include "comm/DiagnosisClient.hpp"
 #include "comm/OpenCall.hpp"
 #include "comm/ParamComms.hpp"
-#include "comm/ProcessTotals.hpp"
 #include "host/Process.hpp"
 
 namespace torchcomms_pg {
@@ -43,27 +41,18 @@ Communicator::Communicator(
       issued_(size),
       library_(api, std::move(made), place_.device),
       executor_(makeExecutor(*this, place_.device, place_.highPriority)),
-      inFlight_(
-          process_totals::add(
-              group_.name,
-              backendName(group_),
-              /*watched=*/false,
-              Communicator::globalRanks()[rank])),
+      inFlight_(std::make_shared<GroupTotals>(group_.name, backendName(group_), /*watched=*/false)),
       signalSlots_(api.signals()),
-      diagnosis_(std::make_unique<DiagnosisClient>(*this)) {}
+      observer_(ProcessObserver::get().observe(*this)) {}
 
 Communicator::~Communicator() {
   if (!ofThisProcess()) {
     library_.forget();
     return;
   }
-  diagnosis_->close();
+  observer_->close();
   // Nothing is in flight: every operation holds a reference to its communicator.
   library_.discard(failureState_.get() != nullptr);
-}
-
-void Communicator::leave(const std::string& how) noexcept {
-  diagnosis_->leave(how);
 }
 
 std::vector<int64_t> Communicator::globalRanks() const {
@@ -74,16 +63,12 @@ std::vector<int64_t> Communicator::globalRanks() const {
   return ranks;
 }
 
-Milliseconds Communicator::relaxed() const {
-  return diagnosis_->relaxed();
-}
-
-uint64_t Communicator::key() const {
-  return diagnosis_->key();
-}
-
-bool Communicator::meetsRootAlone() const {
-  return device().is_cpu() && group_.hosts.empty();
+std::vector<int> Communicator::members() const {
+  auto ranks = pair();
+  for (int rank = 0; pair().empty() && rank < size_; ++rank) {
+    ranks.push_back(rank);
+  }
+  return ranks;
 }
 
 int Communicator::libraryVersion() const {
@@ -167,7 +152,7 @@ PreparedOp Communicator::prepare(OpKind kind, const Options& options) const {
   call.op.async = options.async;
   call.op.extra = inFlight_.lengthened();
   call.op.timeout =
-      std::max(options.timeout.value_or(timeout()) + call.op.extra, diagnosis_->relaxed());
+      std::max(options.timeout.value_or(timeout()) + call.op.extra, watchdog_.relaxed());
   return call;
 }
 
@@ -206,7 +191,7 @@ WorkPtr Communicator::start(PreparedOp& call, WorkPtr work) {
   issued_.number(call);
   op.issued = Clock::now();
   if (op.collective) {
-    lateness_.arrive(op.seq, op.issued);
+    observer_->arrive(op.seq, op.issued);
   }
   if (C10_UNLIKELY(recorders_.any())) {
     recorders_.record(call);
@@ -217,7 +202,7 @@ WorkPtr Communicator::start(PreparedOp& call, WorkPtr work) {
     work->assign(op, call.inputs, call.outputs);
   }
   if (work && op.async && op.collective) {
-    work->setPass(lateness_.follow());
+    work->setObserver(observer_->follow());
   }
   const OpenCall open(*this, &op);
   if (C10_LIKELY(!at::hasCallbacks())) {
@@ -275,11 +260,6 @@ void Communicator::tellEnd(
 std::string Communicator::failureMessage() const {
   const auto failure = failureState_.get();
   return failure && !closed() ? failure->text() : "";
-}
-
-void Communicator::check(Clock::time_point now) noexcept {
-  diagnosis_->check(now);
-  lateness_.check(now);
 }
 
 }  // namespace torchcomms_pg

@@ -15,14 +15,15 @@
 #include "comm/CommHandle.hpp"
 #include "comm/Executor.hpp"
 #include "comm/FailureState.hpp"
-#include "comm/GroupActivity.hpp"
 #include "comm/GroupHooks.hpp"
 #include "comm/Hooks.hpp"
 #include "comm/InFlightOps.hpp"
 #include "comm/IssueCounts.hpp"
+#include "comm/Observer.hpp"
 #include "comm/OwnProcess.hpp"
 #include "comm/RecorderSet.hpp"
 #include "comm/SignalSlots.hpp"
+#include "comm/Watchdog.hpp"
 #include "comm/Work.hpp"
 #include "monitor/Monitor.hpp"
 #include "nccl/Config.hpp"
@@ -31,8 +32,6 @@
 #include "operation/PreparedOp.hpp"
 
 namespace torchcomms_pg {
-
-class DiagnosisClient;
 
 // A communicator, as one rank holds it. Collectives.hpp and Window.hpp prepare operations and pass
 // them to issue() or launch(). RegisteredMemory.hpp has operations without a stream. On CPU
@@ -43,8 +42,7 @@ class DiagnosisClient;
 //
 // The parts keep the state, each with its own lock. Thread-safe.
 class Communicator final : public std::enable_shared_from_this<Communicator>,
-                           public Monitor::Watched,
-                           public GroupActivity {
+                           public Monitor::Watched {
  public:
   // The device of the tensors. `highPriority`: whether an accelerator's streams have high priority.
   // `pair`: the two ranks of the group that this communicator connects, for messages between them;
@@ -74,20 +72,19 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   ~Communicator() override;
 
   // Identity.
-  int rank() const override { return rank_; }
-  int size() const override { return size_; }
-  const Group& group() const override { return group_; }
-  std::vector<int64_t> globalRanks() const override;
-  void leave(const std::string& how) noexcept override;
-  uint64_t key() const override;
-  bool endsUnseen() const override { return false; }
-  Milliseconds relaxed() const override;
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  const Group& group() const { return group_; }
+  // Returns the ranks' numbers in the default group, by rank; the rank itself if unknown.
+  std::vector<int64_t> globalRanks() const;
   const at::Device& device() const { return place_.device; }
   // Returns whether the tensors of a list are communicated one by one and in place, rather than
   // through one buffer for all. Memory of an accelerator is scarce; in host memory an operation for
   // each rank costs more than copies. The result is the same on all ranks, whatever their tensors.
   bool listsOneByOne() const { return executor_->queues(); }
   const std::vector<int>& pair() const { return place_.pair; }
+  // Returns the ranks that this communicator connects.
+  std::vector<int> members() const;
   // Returns the rank's number in the library's communicator.
   int inLibrary(int rank) const {
     return pair().empty() ? rank : static_cast<int>(rank == pair().back());
@@ -158,7 +155,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
 
   // Returns the number of collectives issued so far.
   uint64_t sequenceNumber() const { return issued_.collectives(); }
-  const IssueCounts& issued() const override { return issued_; }
+  const IssueCounts& issued() const { return issued_; }
 
   // Gives every operation from now on, even a synchronous one, a Work that knows its duration.
   void enableTiming() { timing_.store(true, std::memory_order_relaxed); }
@@ -196,20 +193,17 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   // a call in the communicator, close() fails that call. The communicator is then freed when the
   // thread leaves that call.
   void close();
-  bool closed() const override { return closed_.load(std::memory_order_acquire); }
+  bool closed() const { return closed_.load(std::memory_order_acquire); }
 
   // The parts.
   CommHandle& library() { return library_; }
   const CommHandle& library() const { return library_; }
   const Library& api() const { return library_.api(); }
   Executor& executor() const { return *executor_; }
-  LatenessClient& lateness() { return lateness_; }
-  const LatenessClient& lateness() const override { return lateness_; }
   InFlightOps& inFlight() { return inFlight_; }
-  const InFlightOps& inFlight() const override { return inFlight_; }
-  bool queues() const override { return executor_->queues(); }
-  bool meetsRootAlone() const override;
-  bool comparesSizes() const override { return true; }
+  const InFlightOps& inFlight() const { return inFlight_; }
+  // Returns whether operations are queued on a device, so that threads do not wait for them.
+  bool queues() const { return executor_->queues(); }
   FailureState& failureState() { return failureState_; }
   const FailureState& failureState() const { return failureState_; }
   Batches& batches() { return batches_; }
@@ -219,9 +213,10 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   GroupHooks& groupHooks() { return groupHooks_; }
   RecorderSet& recorders() { return recorders_; }
   SignalSlots& signalSlots() { return signalSlots_; }
-  DiagnosisClient& diagnosis() const { return *diagnosis_; }
+  Watchdog& watchdog() { return watchdog_; }
+  Observer& observer() const { return *observer_; }
 
-  void check(Clock::time_point now) noexcept override;
+  void check(Clock::time_point now) noexcept override { watchdog_.check(now); }
   void abortInFlight(const char* why) noexcept override { failureState_.abortInFlight(why); }
   std::string failureMessage() const override;
 
@@ -245,14 +240,14 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   CommHandle library_;
   const std::unique_ptr<Executor> executor_;
   InFlightOps inFlight_;
-  LatenessClient lateness_;
   FailureState failureState_{*this};
   std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
   GroupHooks groupHooks_;
   RecorderSet recorders_{*this};
   Batches batches_{*this};
   SignalSlots signalSlots_;
-  const std::unique_ptr<DiagnosisClient> diagnosis_;
+  Watchdog watchdog_{*this};
+  const std::unique_ptr<Observer> observer_;
 };
 
 }  // namespace torchcomms_pg

@@ -9,14 +9,11 @@
 
 #include "base/ExitGuard.hpp"
 #include "comm/Communicator.hpp"
-#include "comm/DiagnosisClient.hpp"
-#include "comm/ErrorFile.hpp"
 #include "comm/HookCall.hpp"
-#include "comm/ProcessTotals.hpp"
+#include "comm/Observer.hpp"
 #include "host/Interrupt.hpp"
 #include "monitor/Printable.hpp"
 #include "monitor/Printer.hpp"
-#include "recorder/DumpPipe.hpp"
 
 namespace torchcomms_pg {
 
@@ -83,8 +80,7 @@ std::string describeAsNccl(const Operation& op) {
       "\n(TORCHCOMM_ABORT_ON_ERROR=false raises CommError instead, and so does "
       "abort_process_on_timeout_or_error=False in pg_options or of new_comm)");
   awaitPrinted(kLastWords);
-  process_totals::awaitWritten(kLastWords);
-  DumpPipe::removeAtExit();
+  ProcessObserver::get().beforeExit();
   _exit(1);
 }
 
@@ -113,7 +109,7 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
     return none;  // the first failure is kept
   }
   if (cause != Cause::requested) {
-    process_totals::noteFailure(comm_.inFlight().totals());
+    comm_.inFlight().totals().noteFailure();
   }
   const auto unfinished = ExitGuard::begin();
   if (!unfinished) {  // hooks and dumps need the interpreter, which is ending
@@ -144,10 +140,7 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
       {
         const InAbortHook inside;
         if (tells) {
-          attempt([&] {
-            error_file::write(
-                "torchcomms_pg.CommError: " + ours->text(), globalRanksOf(*comm, ours->ranks));
-          });
+          attempt([&] { comm->observer().failed(*ours); });
         }
         if (dump) {
           attempt([&] { comm->recorders().dump(); });
@@ -159,7 +152,7 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
           attempt([&, &hook = *hook] { callHook("an abort hook", hook); });
         }
         if (dump && endsProcess()) {
-          attempt([&] { comm->diagnosis().awaitDumps(end ? kDumpPatience : Milliseconds(0)); });
+          attempt([&] { comm->observer().awaitDumps(end ? kDumpPatience : Milliseconds(0)); });
         }
         if (end) {
           attempt([&] { endProcess(ours->message); });
@@ -248,18 +241,14 @@ std::exception_ptr FailureState::error(const Operation& op, ncclResult_t result)
       why);
   if (result == ncclRemoteError) {
     failure.ranks = report.ranks;
-    failure.message += comm_.diagnosis().leftWords(report.ranks);
+    failure.message += comm_.observer().leftWords(report.ranks);
   }
   if (report.result == ncclSuccess || report.result == ncclInProgress) {
     return std::make_exception_ptr(CommError(std::move(failure)));  // only this call has failed
   }
   failure.message += ofGraphs();
-  if (auto verdict = comm_.diagnosis().onFailure(op, result, why)) {
-    failure.verdict = std::move(verdict->text);
-    failure.parting = std::move(verdict->parting);
-    if (!verdict->ranks.empty()) {
-      failure.ranks = std::move(verdict->ranks);
-    }
+  if (const auto found = comm_.observer().onFailure(op, result, why)) {
+    found->addTo(failure);
   }
   const auto message = printable(failure.message);
   const auto first = set(std::move(failure));
@@ -307,18 +296,18 @@ Failure FailureState::elsewhere() const {
   return failure;
 }
 
-void FailureState::timeOut(const Operation& op, Milliseconds timeout, const Verdict& verdict) {
+void FailureState::timeOut(const Operation& op, Milliseconds timeout, const Explanation& found) {
   // Programs search for Gloo's text.
   const bool gloo = comm_.group().standsForGloo();
   auto text = (gloo ? "Timed out waiting " : "timed out after ") + inSeconds(timeout) + ": ";
   const auto& library = comm_.library();
-  auto ranks = verdict.ranks;
+  auto ranks = found.ranks;
   if (!library.ready()) {
     ranks = ranks.empty() ? library.missingRanks() : ranks;
     text += ranks.empty() ? std::string("the group was still being set up")
                           : rankNames(ranks) + " did not join the group";
-  } else if (!verdict.summary.empty()) {
-    text += verdict.summary;
+  } else if (!found.summary.empty()) {
+    text += found.summary;
   } else if (!library.api().has(Feature::missingRanks)) {
     text +=
         "it has not finished, nor perhaps what is queued before it; NCCL does not tell which "
@@ -335,8 +324,8 @@ void FailureState::timeOut(const Operation& op, Milliseconds timeout, const Verd
   }
   auto failure = describe(c10d::ErrorType::TIMEOUT, op, text + ofGraphs());
   failure.ranks = std::move(ranks);
-  failure.verdict = verdict.text;
-  failure.parting = verdict.parting;
+  failure.verdict = found.verdict;
+  failure.parting = found.parting;
   const auto message = printable(failure.message);
   const auto first = set(std::move(failure));
   if (first->message == message) {

@@ -19,7 +19,7 @@
 namespace torchcomms_pg {
 
 class Communicator;
-struct Verdict;
+struct Explanation;
 
 // Interval at which a waiting thread runs the pending handlers of signals.
 constexpr Milliseconds kInterruptInterval{200};
@@ -82,7 +82,7 @@ class FailureState {
   Failure elsewhere() const;
 
   // Fails `op`, which has not ended within `timeout`, and the library.
-  void timeOut(const Operation& op, Milliseconds timeout, const Verdict& verdict);
+  void timeOut(const Operation& op, Milliseconds timeout, const Explanation& found);
 
   // Fails `op` and the library: `op` waits for `ranks`, and their processes `pids` have died.
   void lose(const Operation& op, const std::vector<int>& ranks, const std::vector<int>& pids);

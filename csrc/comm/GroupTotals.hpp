@@ -10,8 +10,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "base/AtomicShared.hpp"
-#include "diagnosis/lateness/Lateness.hpp"
 #include "operation/Operation.hpp"
 
 namespace torchcomms_pg {
@@ -63,8 +61,6 @@ class GroupTotals {
   }
   // Counts a failure of the group or, if it is watched, a verdict on it. Thread-safe.
   void noteFailure() { failures_.fetch_add(1, std::memory_order_relaxed); }
-  // Keeps the last judgement of the ranks' lateness, which may be null, once the group has ended.
-  void keepLateness(std::shared_ptr<const Lateness> last) { lateness_.store(std::move(last)); }
 
   Sums sums(OpKind kind) const {
     const auto& of = kinds_[static_cast<size_t>(kind)];
@@ -83,7 +79,6 @@ class GroupTotals {
     return Clock::time_point(Clock::duration(oldest_.load(std::memory_order_relaxed)));
   }
   uint64_t failures() const { return failures_.load(std::memory_order_relaxed); }
-  std::shared_ptr<const Lateness> lateness() const { return lateness_.load(); }
 
  private:
   struct Kind {
@@ -108,7 +103,6 @@ class GroupTotals {
   std::atomic<uint64_t> inFlight_{0};
   std::atomic<Clock::rep> oldest_{0};
   std::atomic<uint64_t> failures_{0};
-  AtomicShared<const Lateness> lateness_;
 };
 
 }  // namespace torchcomms_pg

@@ -11,7 +11,6 @@
 
 #include "base/ExitGuard.hpp"
 #include "comm/Communicator.hpp"
-#include "comm/DiagnosisClient.hpp"
 #include "comm/RecordedOp.hpp"
 #include "host/Interrupt.hpp"
 
@@ -65,7 +64,7 @@ void HostExecutor::run(PreparedOp& call, const WorkPtr& work) {
   const auto lasted = ended - call.op.issued;
   comm_.inFlight().end(entry, {.completed = !error, .lasted = lasted});
   comm_.inFlight().totals().noteWait(call.op.kind, lasted);
-  comm_.lateness().wait(lasted, call.op.collective);
+  comm_.observer().wait(lasted, call.op.collective);
   if (call.op.recording) {
     call.op.recording->end(!error, lasted, -1);
   }
@@ -322,9 +321,9 @@ void HostExecutor::await(Work& work, Milliseconds timeout, bool /*onHost*/) {
     return;
   }
   const auto waiting = work.waiting();
-  BackwardPass::forget();
+  comm_.observer().beginWait();
   const auto waited = c10::make_scope_exit([&, from = Clock::now()] {
-    comm_.lateness().wait(Clock::now() - from, work.operation().collective);
+    comm_.observer().wait(Clock::now() - from, work.operation().collective);
   });
   if (timeout <= kNoTimeout) {
     // Runs queued tasks in this thread only without a timeout, since a task may take longer. A wait
@@ -352,7 +351,7 @@ void HostExecutor::await(Work& work, Milliseconds timeout, bool /*onHost*/) {
     wake();
   }
   if (!awaitUninterrupted(work, deadline)) {
-    while (const auto more = comm_.diagnosis().judge(work.operation(), timeout, deadline)) {
+    while (const auto more = comm_.watchdog().judge(work.operation(), timeout, deadline)) {
       if (awaitUninterrupted(work, Clock::now() + *more)) {
         break;
       }

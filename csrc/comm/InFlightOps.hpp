@@ -57,6 +57,7 @@ class InFlightOps {
   void finish(Entry entry, const OpEnd& end);
 
   GroupTotals& totals() const { return *totals_; }
+  const std::shared_ptr<GroupTotals>& sharedTotals() const { return totals_; }
 
   // Returns whether the operation has not ended. `op` may be a copy of it.
   bool has(const Operation& op) const;

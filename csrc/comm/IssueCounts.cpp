@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "base/Thread.hpp"
 
@@ -74,26 +75,6 @@ uint64_t IssueCounts::next(OpKind kind, int peer) {
   (receives ? receivesThread_ : sendsThread_).store(threadNumber(), std::memory_order_relaxed);
   auto* const count = countOf(kind, peer);
   return count == nullptr ? 0 : count->fetch_add(1, std::memory_order_relaxed) + 1;
-}
-
-GroupCounts IssueCounts::all(uint64_t group, const std::vector<int64_t>& globalRanks) const {
-  GroupCounts counts;
-  counts.group = group;
-  counts.collectives = collectives();
-  counts.receivedFromAny = receivedFromAny_.load(std::memory_order_relaxed);
-  counts.collectivesThread = collectivesThread_.load(std::memory_order_relaxed);
-  counts.sendsThread = sendsThread_.load(std::memory_order_relaxed);
-  counts.receivesThread = receivesThread_.load(std::memory_order_relaxed);
-  for (int peer = 0; peer < size_; ++peer) {
-    const auto count = [&](Kind kind) {
-      return withPeer(kind, peer).load(std::memory_order_relaxed);
-    };
-    PeerCounts with{globalRanks[peer], count(kSent), count(kReceived), count(kSignalled)};
-    if (with.sent + with.received + with.signalled > 0) {
-      counts.peers.push_back(with);
-    }
-  }
-  return counts;
 }
 
 }  // namespace torchcomms_pg

@@ -1,13 +1,11 @@
-// Numbers the operations of a communicator as it issues them. Other ranks learn from these numbers
-// which operations this rank has issued, see diagnosis/rank/RankStatus.hpp.
+// Numbers the operations of a communicator as it issues them. Other ranks may learn from these
+// numbers which operations this rank has issued.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <vector>
 
-#include "diagnosis/rank/RankStatus.hpp"
 #include "operation/PreparedOp.hpp"
 
 namespace torchcomms_pg {
@@ -27,14 +25,22 @@ class IssueCounts {
   // numbered a later operation: two operations must not have one number.
   void takeBack(const Operation& op);
 
-  uint64_t collectives() const { return collectives_.load(std::memory_order_relaxed); }
-  // Returns the counts, in which global ranks identify the peers.
-  GroupCounts all(uint64_t group, const std::vector<int64_t>& globalRanks) const;
+  // Return the numbers of operations that have been issued.
+  uint64_t collectives() const { return get(collectives_); }
+  uint64_t receivedFromAny() const { return get(receivedFromAny_); }
+  uint64_t sent(int peer) const { return get(withPeer(kSent, peer)); }
+  uint64_t received(int peer) const { return get(withPeer(kReceived, peer)); }
+  uint64_t signalled(int peer) const { return get(withPeer(kSignalled, peer)); }
+  // Return the threads that have issued the latest ones, by threadNumber(), or 0.
+  uint64_t collectivesThread() const { return get(collectivesThread_); }
+  uint64_t sendsThread() const { return get(sendsThread_); }
+  uint64_t receivesThread() const { return get(receivesThread_); }
 
  private:
   using Count = std::atomic<uint64_t>;
   enum Kind { kSent, kReceived, kSignalled, kAwaited, kKinds };
 
+  static uint64_t get(const Count& count) { return count.load(std::memory_order_relaxed); }
   Count* countOf(OpKind kind, int peer);
   uint64_t next(OpKind kind, int peer);
   Count& withPeer(Kind kind, int peer) const { return withPeers_[peer * kKinds + kind]; }
@@ -43,7 +49,7 @@ class IssueCounts {
   Count collectives_{0};
   Count messages_{0};
   Count receivedFromAny_{0};
-  Count collectivesThread_{0};  // the threads that have issued the latest ones
+  Count collectivesThread_{0};
   Count sendsThread_{0};
   Count receivesThread_{0};
   const std::unique_ptr<Count[]> withPeers_;

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "comm/Communicator.hpp"
-#include "comm/DiagnosisClient.hpp"
 #include "comm/OpenCall.hpp"
 #include "host/Process.hpp"
 
@@ -123,8 +122,8 @@ std::shared_ptr<Communicator> Communicator::split(
     library_.keepUntilEnd(std::move(made));  // other ranks may still be connecting to it
     TORCH_CHECK_VALUE(false, difference);
   }
-  made->diagnosis_->openLike(
-      *diagnosis_, "split/" + std::to_string(seq) + "/" + std::to_string(color), ranks);
+  made->watchdog_.openLike(
+      watchdog_, "split/" + std::to_string(seq) + "/" + std::to_string(color), ranks);
   return made;
 }
 
@@ -239,7 +238,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
       timeout,
       place_,
       config_);
-  made->diagnosis_->openShrunk(*diagnosis_, gone);
+  made->watchdog_.openShrunk(watchdog_, gone);
   return made;
 }
 
@@ -318,9 +317,7 @@ void Communicator::end() {
     interrupted = std::current_exception();
   }
   // Frees everything. Operations are still in flight only if the wait was interrupted or gave up.
-  diagnosis_->close();
-  lateness_.close();
-  inFlight().totals().keepLateness(lateness_.judged());
+  observer_->close();
   hooks_->drain();
   failureState_.awaitHooks();
   const auto failed = failureState_.get();

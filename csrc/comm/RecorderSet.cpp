@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "comm/Communicator.hpp"
-#include "comm/DiagnosisClient.hpp"
 #include "nccl/Library.hpp"
 #include "recorder/MessageBatch.hpp"
 #include "recorder/ProcessRecorder.hpp"
@@ -142,7 +141,7 @@ void RecorderSet::dump() {
   }
   // A second caller waits for the first dump, which has a time limit.
   std::call_once(dumped_, [this] {
-    comm_.diagnosis().askForDumps();
+    comm_.observer().askForDumps();
     process_recorder::dumpAfterFailure();
   });
 }

@@ -10,7 +10,6 @@
 
 #include "base/TorchCompat.hpp"
 #include "comm/Communicator.hpp"
-#include "comm/DiagnosisClient.hpp"
 #include "comm/RecordedOp.hpp"
 
 namespace torchcomms_pg {
@@ -255,7 +254,7 @@ void StreamExecutor::awaitStarted(
     const auto deadline = limited ? std::optional(Clock::now() + timeout) : std::nullopt;
     auto until = deadline;
     while (!awaitEnd(flight, until)) {
-      const auto more = comm_.diagnosis().judge(op, timeout, *deadline);
+      const auto more = comm_.watchdog().judge(op, timeout, *deadline);
       if (!more) {
         break;
       }

@@ -279,8 +279,8 @@ bool Work::finish(std::exception_ptr error) {
     completed_ = true;
     done_.store(true, std::memory_order_release);
   }
-  if (const auto pass = std::exchange(pass_, nullptr)) {
-    pass->end();
+  if (const auto observer = std::exchange(observer_, nullptr)) {
+    observer->end();
   }
   cv_.notify_all();
   return true;

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/Thread.hpp"
-#include "comm/BackwardPass.hpp"
+#include "comm/Observer.hpp"
 #include "operation/Operation.hpp"
 
 namespace torchcomms_pg {
@@ -86,8 +86,8 @@ class Work final : public latest::Work {
   void setSource(int rank);
   int source() const;  // -1 if unknown
   void setTimed(bool timed);
-  // Sets the pass that finish() notifies. Call before the operation is launched.
-  void setPass(std::shared_ptr<BackwardPass> pass) { pass_ = std::move(pass); }
+  // Sets whom finish() notifies, or null. Call before the operation is launched.
+  void setObserver(std::shared_ptr<EndObserver> observer) { observer_ = std::move(observer); }
   // Sets the operation of a batch, at the batch's launch.
   void assign(Operation op, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs);
   // Records that the operation is in a stream of an accelerator, or in a graph.
@@ -134,7 +134,7 @@ class Work final : public latest::Work {
   std::atomic<int> waiting_{0};
   std::atomic<uint64_t> waiter_{0};  // the latest of the waiting threads
   bool timed_ = false;
-  std::shared_ptr<BackwardPass> pass_;
+  std::shared_ptr<EndObserver> observer_;
   int source_ = -1;
   Clock::time_point started_{};
   Clock::time_point finished_{};

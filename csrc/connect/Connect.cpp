@@ -9,7 +9,6 @@
 
 #include "base/NeverDestroyed.hpp"
 #include "base/TorchCompat.hpp"
-#include "comm/DiagnosisClient.hpp"
 #include "device/AcceleratorDevice.hpp"
 #include "gloo/Api.hpp"
 #include "shm/api/Api.hpp"
@@ -47,7 +46,7 @@ std::shared_ptr<Communicator> own(
     }
     throw;
   }
-  comm->diagnosis().open(info.store, met.prefix, met.peers);
+  comm->watchdog().open(info.store, met.prefix, met.peers);
   return comm;
 }
 
@@ -253,7 +252,7 @@ std::shared_ptr<Communicator> connect(
   const auto met = rendezvousOverNccl(library, info, options.ranksPerRoot);
   auto call = joinOverNccl(library, met.ids, among(info, met.met.pair), device, config);
   auto comm = make(library, {nullptr, std::move(call)}, met.met, config);
-  comm->diagnosis().watchOver();
+  comm->watchdog().watchOver();
   return comm;
 }
 

@@ -9,7 +9,6 @@
 #include <map>
 #include <mutex>
 #include <set>
-#include <thread>
 #include <tuple>
 #include <unordered_map>
 #include <unordered_set>
@@ -17,7 +16,6 @@
 
 #include "base/TorchCompat.hpp"
 #include "device/EventPoller.hpp"
-#include "diagnosis/rank/PythonStackDump.hpp"
 #include "monitor/Compiling.hpp"
 
 #include <torch/csrc/distributed/c10d/FlightRecorderDetail.hpp>
@@ -368,22 +366,6 @@ int64_t nowNs() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
 }
 
-// Returns the places of this process's Python threads; none if Python does not tell them in time.
-auto threadsNow() {
-  auto lines = c10d::new_list();
-  const PythonStackDump asked({});
-  while (!asked.ready()) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  const auto text = asked.answered() ? asked.tell().threads : "";
-  for (size_t begin = 0; begin < text.size();) {
-    const auto end = std::min(text.find('\n', begin), text.size());
-    lines.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return lines;
-}
-
 void addFrames(const Frames& entries, const std::map<int64_t, Frames>& described) {
   for (const c10::IValue& entry : entries) {
     auto dict = entry.toGenericDict();
@@ -563,8 +545,12 @@ std::string FlightRecorder::pickle(What what) const {
   result.insert(c10d::comm_lib_version_key_str, ring.comm_lib_version_);
   result.insert(c10d::pg_status_key, ring.getPgStatus());
   result.insert(kDumped, nowNs());
-  if (what.stacks && what.threads) {
-    result.insert(kThreads, threadsNow());
+  if (auto* const source = StackSource::get(); source && what.stacks && what.threads) {
+    auto lines = c10d::new_list();
+    for (auto& line : source->threads()) {
+      lines.push_back(std::move(line));
+    }
+    result.insert(kThreads, lines);
   }
   if (what.entries) {
     const auto entries = ring.getCollectiveTrace(/*includeStacktraces=*/false, !what.completed);

@@ -45,8 +45,4 @@ std::string pipePrefix();
 // Replaces the file at `path` atomically. Makes the file's folder. Raises std::runtime_error.
 void writeDump(const std::string& path, const std::string& content);
 
-// Registers the handlers behind the torchcomms_* pages of torch's debug server with c10d's control
-// plane. Idempotent.
-void registerControlPlane();
-
 }  // namespace torchcomms_pg

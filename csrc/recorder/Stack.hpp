@@ -29,6 +29,10 @@ class StackSource {
   // Returns the frames of each stack, the innermost frame first. Takes the GIL.
   virtual std::vector<std::vector<Frame>> describe(const std::vector<Stack>& stacks) = 0;
 
+  // Returns where Python's threads are now, one line each; none if Python does not answer within
+  // some seconds.
+  virtual std::vector<std::string> threads() = 0;
+
   // Returns whether a function in `stack` waits for the end of operations that it issues itself or
   // through calls. For example, torch's recv() waits for the operation of irecv().
   virtual bool waits(const Stack& stack) = 0;

@@ -7,31 +7,40 @@ from harness import ROOT
 CSRC = ROOT / "csrc"
 SOURCES = [file for file in CSRC.rglob("*") if file.suffix in {".cpp", ".hpp", ".h", ".inl"}]
 
-# Which other folders a folder may include; each of these has its line above the folder's.
-ROOMS = {
+# Which other folders a folder may include; each of these has its line above the folder's. The
+# library knows nothing of the diagnosis.
+LIBRARY = {
     "base": "",
     "nccl": "base",
     "host": "base nccl",
     "shm": "base host nccl",
     "monitor": "base",
-    "diagnosis/rank": "base monitor",
-    "diagnosis/lateness": "base",
-    "diagnosis/hang": "base diagnosis/rank monitor",
-    "diagnosis/status": "base diagnosis/hang diagnosis/lateness diagnosis/rank host monitor",
     "device": "base host monitor",
     "gloo": "base device host monitor nccl shm",
-    "recorder": "base device diagnosis/rank monitor",
+    "recorder": "base device monitor",
     "operation": "base nccl",
-    "comm": "base device diagnosis/hang diagnosis/lateness diagnosis/rank diagnosis/status host "
-    "monitor nccl operation recorder",
-    "diagnosis/watch": "base comm device diagnosis/hang diagnosis/lateness monitor operation "
-    "recorder",
+    "comm": "base device host monitor nccl operation recorder",
     "collectives": "base comm nccl operation",
     "connect": "base comm device gloo host nccl operation shm",
     "window": "base comm device nccl operation",
     "backend": "base collectives comm connect device operation recorder window",
-    "bindings": "base backend collectives comm connect diagnosis/hang diagnosis/rank "
-    "diagnosis/status diagnosis/watch host monitor nccl recorder window",
+}
+DIAGNOSIS = {
+    "diagnosis/rank": "base monitor",
+    "diagnosis/lateness": "base",
+    "diagnosis/hang": "base diagnosis/rank monitor",
+    "diagnosis/status": "base diagnosis/hang diagnosis/lateness diagnosis/rank host monitor",
+    "diagnosis/store": "base comm diagnosis/hang diagnosis/status host monitor operation",
+    "diagnosis/dumps": "base monitor recorder",
+    "diagnosis/group": "base comm device diagnosis/dumps diagnosis/hang diagnosis/lateness "
+    "diagnosis/rank diagnosis/status diagnosis/store host monitor operation recorder",
+    "diagnosis/watch": "base comm device diagnosis/group diagnosis/hang diagnosis/lateness "
+    "diagnosis/store monitor operation recorder",
+}
+ROOMS = LIBRARY | DIAGNOSIS | {
+    "bindings": "base backend collectives comm connect diagnosis/dumps diagnosis/group "
+    "diagnosis/hang diagnosis/rank diagnosis/status diagnosis/store diagnosis/watch host monitor "
+    "nccl recorder window",
 }
 
 

@@ -11,8 +11,8 @@
 
 #include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
-#include "comm/StoreBoard.hpp"
-#include "comm/StorePlace.hpp"
+#include "diagnosis/store/StoreBoard.hpp"
+#include "diagnosis/store/StorePlace.hpp"
 
 namespace torchcomms_pg {
 

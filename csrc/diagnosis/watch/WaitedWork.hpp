@@ -4,7 +4,7 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "comm/GroupActivity.hpp"
+#include "diagnosis/group/GroupActivity.hpp"
 
 namespace torchcomms_pg {
 

@@ -8,12 +8,12 @@
 #include <thread>
 
 #include "base/ExitGuard.hpp"
-#include "comm/ErrorFile.hpp"
-#include "comm/LeftWords.hpp"
 #include "comm/Peer.hpp"
-#include "comm/ProcessTotals.hpp"
-#include "comm/StoreBoard.hpp"
+#include "diagnosis/group/ErrorFile.hpp"
+#include "diagnosis/group/ProcessTotals.hpp"
 #include "diagnosis/hang/RankWords.hpp"
+#include "diagnosis/store/LeftWords.hpp"
+#include "diagnosis/store/StoreBoard.hpp"
 #include "monitor/Printable.hpp"
 #include "monitor/Printer.hpp"
 #include "recorder/MessageBatch.hpp"
@@ -105,10 +105,10 @@ WatchedGroup::WatchedGroup(
       key_(keyOf(*this, std::string("watched ") + c10::DeviceTypeName(type))),
       timeoutMs_(timeout.count()),
       issued_(size),
-      inFlight_(
-          process_totals::add(
-              group_.name, group_.backend, /*watched=*/true, WatchedGroup::globalRanks()[rank])),
-      recorders_(recordersOf(group_, WatchedGroup::globalRanks(), rank)) {}
+      inFlight_(std::make_shared<GroupTotals>(group_.name, group_.backend, /*watched=*/true)),
+      recorders_(recordersOf(group_, WatchedGroup::globalRanks(), rank)) {
+  process_totals::add(inFlight_.sharedTotals(), WatchedGroup::globalRanks()[rank]);
+}
 
 WatchedGroup::~WatchedGroup() {
   if (!ofThisProcess()) {
@@ -188,7 +188,7 @@ void WatchedGroup::close() {
     return;
   }
   lateness_.close();
-  inFlight_.totals().keepLateness(lateness_.judged());
+  process_totals::keepLateness(inFlight_.totals(), lateness_.judged());
   // Releases the store: its port may be needed again at once.
   if (const auto diagnosis = diagnosis_.exchange({})) {
     if (diagnosis->standing()) {
@@ -468,7 +468,8 @@ void WatchedGroup::check(Clock::time_point now) noexcept {
       return;
     }
     if (verdicts_.look(*diagnosis)) {
-      process_totals::noteFailure(inFlight_.totals());
+      inFlight_.totals().noteFailure();
+      process_totals::noteFailure();
       dump();
     }
     const Milliseconds timeout(timeoutMs_.load(std::memory_order_relaxed));

@@ -10,9 +10,9 @@
 #include <memory>
 #include <optional>
 
-#include "comm/GroupActivity.hpp"
 #include "comm/InFlightOps.hpp"
 #include "comm/RecordedOp.hpp"
+#include "diagnosis/group/GroupActivity.hpp"
 #include "operation/Operation.hpp"
 #include "recorder/Stack.hpp"
 

@@ -1,4 +1,4 @@
-#include "comm/ProcessActivity.hpp"
+#include "diagnosis/group/ProcessActivity.hpp"
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -15,15 +15,15 @@
 
 #include "base/NeverDestroyed.hpp"
 #include "base/PerProcess.hpp"
-#include "comm/OtherWaits.hpp"
 #include "comm/RecordedOp.hpp"
-#include "comm/StoreBoard.hpp"
-#include "comm/StorePlace.hpp"
+#include "diagnosis/group/OtherWaits.hpp"
 #include "diagnosis/rank/PythonStackDump.hpp"
 #include "diagnosis/status/JobReport.hpp"
 #include "diagnosis/status/LocalProcesses.hpp"
 #include "diagnosis/status/RasEvents.hpp"
 #include "diagnosis/status/RasFormat.hpp"
+#include "diagnosis/store/StoreBoard.hpp"
+#include "diagnosis/store/StorePlace.hpp"
 #include "host/Process.hpp"
 #include "monitor/Compiling.hpp"
 #include "monitor/Monitor.hpp"
@@ -178,9 +178,7 @@ void describeMember(
   told.ranks = group.globalRanks();
   told.queues = group.queues();
   told.relaxedMs = group.relaxed().count();
-  if (const auto* const watched = dynamic_cast<const Monitor::Watched*>(&group)) {
-    told.failure = watched->failureMessage();
-  }
+  told.failure = group.failureMessage();
   told.parting = group.parting();
   if (const auto judged = group.lateness().judged()) {
     told.lateness = *judged;
@@ -220,7 +218,7 @@ void describeMember(
     }
   });
   if (known) {
-    activity.counts.push_back(group.issued().all(told.key, told.ranks));
+    activity.counts.push_back(countsOf(group, told.key));
   }
   activity.groups.push_back(std::move(told));
 }

@@ -1,4 +1,4 @@
-#include "comm/OtherWaits.hpp"
+#include "diagnosis/group/OtherWaits.hpp"
 
 #include <c10/util/Exception.h>
 
@@ -17,9 +17,9 @@
 #include "base/ExitGuard.hpp"
 #include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
-#include "comm/ErrorFile.hpp"
-#include "comm/LastWords.hpp"
-#include "comm/ProcessActivity.hpp"
+#include "diagnosis/group/ErrorFile.hpp"
+#include "diagnosis/group/LastWords.hpp"
+#include "diagnosis/group/ProcessActivity.hpp"
 #include "diagnosis/rank/Sigterm.hpp"
 #include "monitor/Monitor.hpp"
 #include "monitor/Printer.hpp"

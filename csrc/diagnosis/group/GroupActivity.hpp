@@ -8,8 +8,8 @@
 
 #include "comm/InFlightOps.hpp"
 #include "comm/IssueCounts.hpp"
-#include "comm/LatenessClient.hpp"
 #include "comm/Peer.hpp"
+#include "diagnosis/group/LatenessClient.hpp"
 #include "diagnosis/hang/HangDiagnosis.hpp"
 #include "operation/Group.hpp"
 
@@ -46,6 +46,8 @@ class GroupActivity {
   // Returns the remaining time for which the rank has asked its peers to wait, or 0.
   virtual Milliseconds relaxed() const = 0;
   virtual bool closed() const = 0;
+  // Returns the message of the group's failure, or "" if the group has not failed.
+  virtual std::string failureMessage() const = 0;
   // Leaves word for the other ranks, which may fail in the group, that this rank is about to end
   // it. `how`: "destroyed the group at ...". Blocks for at most 300 ms.
   virtual void leave(const std::string& how) noexcept = 0;
@@ -91,6 +93,9 @@ Wait describeWait(
     const InFlight& entry,
     uint64_t key,
     bool here);
+
+// Returns what the rank has issued in the group, whose key is `key`.
+GroupCounts countsOf(const GroupActivity& group, uint64_t key);
 
 // Describes a rank that does not answer, by the state of its process.
 Silent describeSilent(const Peer& peer);

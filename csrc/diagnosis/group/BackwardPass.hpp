@@ -4,6 +4,7 @@
 #include <atomic>
 #include <memory>
 
+#include "comm/Observer.hpp"
 #include "diagnosis/lateness/Arrivals.hpp"
 
 namespace torchcomms_pg {
@@ -12,7 +13,7 @@ namespace torchcomms_pg {
 // futures after the pass, which this library cannot observe. This class therefore assumes that the
 // thread waits from the end of the pass until the last of these collectives ends. If one has not
 // ended when the thread arrives at its next collective, no wait is counted. Thread-safe.
-class BackwardPass {
+class BackwardPass final : public EndObserver {
  public:
   // Records that the calling thread has issued a collective of the group of `log`. Returns the
   // thread's current backward pass, or null outside of a backward pass. Call the pass's end() at
@@ -25,7 +26,7 @@ class BackwardPass {
   static void forget();
 
   // Records that a collective of the pass has ended.
-  void end();
+  void end() override;
 
  private:
   using Clock = ArrivalLog::Clock;

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "comm/GroupActivity.hpp"
+#include "diagnosis/group/GroupActivity.hpp"
 #include "diagnosis/hang/HangDiagnosis.hpp"
 #include "monitor/Deadlines.hpp"
 

@@ -1,4 +1,4 @@
-#include "comm/LatenessClient.hpp"
+#include "diagnosis/group/LatenessClient.hpp"
 
 #include <algorithm>
 #include <exception>
@@ -14,9 +14,9 @@
 #include "base/PerProcess.hpp"
 #include "base/TextStreams.hpp"
 #include "comm/OwnProcess.hpp"
-#include "comm/StoreBoard.hpp"
-#include "comm/StorePlace.hpp"
 #include "diagnosis/rank/Fields.hpp"
+#include "diagnosis/store/StoreBoard.hpp"
+#include "diagnosis/store/StorePlace.hpp"
 #include "monitor/Monitor.hpp"
 #include "monitor/Printer.hpp"
 

@@ -1,4 +1,4 @@
-#include "comm/BackwardPass.hpp"
+#include "diagnosis/group/BackwardPass.hpp"
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/GroupActivity.hpp"
+#include "diagnosis/group/GroupActivity.hpp"
 #include "diagnosis/status/Hosts.hpp"
 #include "diagnosis/status/Job.hpp"
 #include "diagnosis/status/StatusServer.hpp"

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/Meeting.hpp"
 #include "diagnosis/rank/RankStatus.hpp"
 #include "diagnosis/status/ProcessStatus.hpp"
+#include "diagnosis/store/Meeting.hpp"
 #include "operation/Operation.hpp"
 
 namespace torchcomms_pg::other_waits {

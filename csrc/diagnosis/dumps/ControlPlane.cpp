@@ -1,6 +1,5 @@
-// Handlers for torch's debug server, which queries the processes of a job. They run in one of
-// torch's threads, which never takes the GIL: for a file with stacks, another thread takes the GIL,
-// within a time limit.
+#include "diagnosis/dumps/ControlPlane.hpp"
+
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/control_plane/Handlers.hpp>
 

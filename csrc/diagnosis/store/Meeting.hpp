@@ -10,7 +10,7 @@
 #include <set>
 #include <string>
 
-#include "comm/StoreServer.hpp"
+#include "diagnosis/store/StoreServer.hpp"
 
 namespace torchcomms_pg {
 

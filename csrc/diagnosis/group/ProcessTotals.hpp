@@ -42,16 +42,19 @@ struct Totals {
   std::vector<Group> groups;
 };
 
-// Makes and returns the totals of a new group. The group counts as ended when the caller's
-// references to them are gone. `rank`: this process's global rank.
-std::shared_ptr<GroupTotals> add(
-    const std::string& group, const std::string& backend, bool watched, int64_t rank);
+// Adds the totals of a new group, which counts as ended when the caller's references to them are
+// gone. `rank`: this process's global rank.
+void add(std::shared_ptr<GroupTotals> totals, int64_t rank);
+
+// Keeps the last judgement of the lateness of the group's ranks, which may be null, once the group
+// has ended.
+void keepLateness(const GroupTotals& group, std::shared_ptr<const Lateness> last);
 
 // Returns the totals. First polls devices for the ends of operations, for half a second at most.
 Totals read();
 
-// Counts a failure of the group or a verdict on it, and notifies the writer.
-void noteFailure(GroupTotals& group);
+// Notifies the writer of a failure of a group or a verdict on it.
+void noteFailure();
 
 // Functions of the writer, the one thread that writes the totals down.
 //

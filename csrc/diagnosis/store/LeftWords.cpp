@@ -1,4 +1,4 @@
-#include "comm/LeftWords.hpp"
+#include "diagnosis/store/LeftWords.hpp"
 
 #include <chrono>
 #include <cstdlib>
@@ -9,7 +9,7 @@
 #include <memory>
 #include <utility>
 
-#include "comm/StoreBoard.hpp"
+#include "diagnosis/store/StoreBoard.hpp"
 #include "monitor/Monitor.hpp"
 
 namespace torchcomms_pg::left_words {

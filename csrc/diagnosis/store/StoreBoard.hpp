@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/StoreValue.hpp"
-#include "comm/StoreServer.hpp"
 #include "diagnosis/hang/HangDiagnosis.hpp"
+#include "diagnosis/store/StoreServer.hpp"
 
 namespace torchcomms_pg {
 

@@ -1,4 +1,4 @@
-#include "comm/LastWords.hpp"
+#include "diagnosis/group/LastWords.hpp"
 
 #include <algorithm>
 #include <exception>
@@ -11,11 +11,10 @@
 
 #include "base/ExitGuard.hpp"
 #include "base/Thread.hpp"
-#include "comm/ErrorFile.hpp"
-#include "comm/GroupActivity.hpp"
-#include "comm/OtherWaits.hpp"
-#include "comm/ProcessActivity.hpp"
-#include "monitor/Monitor.hpp"
+#include "diagnosis/group/ErrorFile.hpp"
+#include "diagnosis/group/GroupActivity.hpp"
+#include "diagnosis/group/OtherWaits.hpp"
+#include "diagnosis/group/ProcessActivity.hpp"
 #include "monitor/Printer.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
@@ -63,8 +62,7 @@ std::optional<Waiting> longest(Clock::time_point at) {
 }
 
 std::string failureOf(const GroupActivity& group) {
-  const auto* const watched = dynamic_cast<const Monitor::Watched*>(&group);
-  const auto message = watched == nullptr ? "" : watched->failureMessage();
+  const auto message = group.failureMessage();
   return message.substr(0, message.find('\n'));
 }
 

@@ -1,4 +1,4 @@
-#include "recorder/DumpPipe.hpp"
+#include "diagnosis/dumps/DumpPipe.hpp"
 
 #include <c10/util/Exception.h>
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-#include "comm/StoreServer.hpp"
+#include "diagnosis/store/StoreServer.hpp"
 
 #include <c10/util/Exception.h>
 #include <fcntl.h>
@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "base/PerProcess.hpp"
-#include "comm/StorePlace.hpp"
+#include "diagnosis/store/StorePlace.hpp"
 
 namespace torchcomms_pg {
 

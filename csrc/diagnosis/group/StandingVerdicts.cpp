@@ -1,10 +1,10 @@
-#include "comm/StandingVerdicts.hpp"
+#include "diagnosis/group/StandingVerdicts.hpp"
 
 #include <algorithm>
 #include <string>
 #include <utility>
 
-#include "comm/ErrorFile.hpp"
+#include "diagnosis/group/ErrorFile.hpp"
 #include "monitor/Printer.hpp"
 
 namespace torchcomms_pg {

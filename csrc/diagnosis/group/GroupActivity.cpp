@@ -1,4 +1,4 @@
-#include "comm/GroupActivity.hpp"
+#include "diagnosis/group/GroupActivity.hpp"
 
 #include <algorithm>
 #include <iterator>
@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "base/PerProcess.hpp"
-#include "comm/LastWords.hpp"
-#include "comm/OtherWaits.hpp"
 #include "comm/RecordedOp.hpp"
+#include "diagnosis/group/LastWords.hpp"
+#include "diagnosis/group/OtherWaits.hpp"
 #include "diagnosis/rank/PythonStackDump.hpp"
 #include "diagnosis/rank/Sigterm.hpp"
 #include "host/Process.hpp"
@@ -59,7 +59,7 @@ void tellGroups(const GroupActivity& asked, RankStatus& answer) {
       }
     });
     if (known && !group->closed()) {
-      answer.counts.push_back(group->issued().all(key, group->globalRanks()));
+      answer.counts.push_back(countsOf(*group, key));
     }
   }
   answer.mainThread = threads ? 0 : PythonStackDump::mainThread();
@@ -216,6 +216,26 @@ uint64_t keyOf(const GroupActivity& group, const std::string& part) {
       group.group().name + '\0' + part +
       std::string(reinterpret_cast<const char*>(ranks.data()), ranks.size() * sizeof ranks.front());
   return std::max<uint64_t>(host::hashBytes(text.data(), text.size()), 1);
+}
+
+GroupCounts countsOf(const GroupActivity& group, uint64_t key) {
+  const auto& issued = group.issued();
+  const auto ranks = group.globalRanks();
+  GroupCounts counts;
+  counts.group = key;
+  counts.collectives = issued.collectives();
+  counts.receivedFromAny = issued.receivedFromAny();
+  counts.collectivesThread = issued.collectivesThread();
+  counts.sendsThread = issued.sendsThread();
+  counts.receivesThread = issued.receivesThread();
+  for (int peer = 0; peer < group.size(); ++peer) {
+    const PeerCounts with{
+        ranks[peer], issued.sent(peer), issued.received(peer), issued.signalled(peer)};
+    if (with.sent + with.received + with.signalled > 0) {
+      counts.peers.push_back(with);
+    }
+  }
+  return counts;
 }
 
 Silent describeSilent(const Peer& peer) {

@@ -1,4 +1,4 @@
-#include "comm/ErrorFile.hpp"
+#include "diagnosis/group/ErrorFile.hpp"
 
 #include <unistd.h>
 

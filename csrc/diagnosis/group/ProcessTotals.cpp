@@ -1,4 +1,4 @@
-#include "comm/ProcessTotals.hpp"
+#include "diagnosis/group/ProcessTotals.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "base/PerProcess.hpp"
-#include "comm/GroupActivity.hpp"
 #include "device/EventPoller.hpp"
+#include "diagnosis/group/GroupActivity.hpp"
 
 namespace torchcomms_pg::process_totals {
 
@@ -18,10 +18,16 @@ namespace {
 // Limit of the wait for a device: the driver may block a thread for long.
 constexpr Milliseconds kPatience{500};
 
+// A group that had not ended at the last look.
+struct Known {
+  std::shared_ptr<GroupTotals> totals;
+  std::shared_ptr<const Lateness> lateness;  // see keepLateness(); or null
+};
+
 struct State {
   std::mutex mutex;
   int64_t rank = -1;
-  std::vector<std::shared_ptr<GroupTotals>> groups;
+  std::vector<Known> groups;
   std::list<Group> ended;  // in the order in which they ended
 
   std::mutex newsMutex;
@@ -53,7 +59,8 @@ void addTo(Group& group, const Group::Operation& more) {
   }
 }
 
-void addTo(Group& group, const GroupTotals& more, Clock::time_point now) {
+void addTo(Group& group, const Known& known, Clock::time_point now) {
+  const auto& more = *known.totals;
   for (size_t number = 0; number < kOpKinds; ++number) {
     const auto kind = static_cast<OpKind>(number);
     // Skips shrinks: the operation that stands for a shrink covers only the joining of its ranks.
@@ -63,8 +70,8 @@ void addTo(Group& group, const GroupTotals& more, Clock::time_point now) {
     }
   }
   group.failures += more.failures();
-  if (const auto last = more.lateness()) {
-    group.lateness = last->ranks;
+  if (known.lateness) {
+    group.lateness = known.lateness->ranks;
   }
   if (const auto inFlight = more.inFlight()) {
     group.inFlight += inFlight;
@@ -91,14 +98,15 @@ auto find(auto& groups, const std::string& name, const std::string& backend, boo
 // Moves the sums of ended groups from `groups` to `ended`. Call with the lock held.
 void settle(State& state) {
   const auto now = Clock::now();
-  std::erase_if(state.groups, [&](const auto& totals) {
+  std::erase_if(state.groups, [&](const Known& group) {
+    const auto& totals = group.totals;
     if (totals.use_count() > 1) {
       return false;
     }
     std::atomic_thread_fence(std::memory_order_acquire);  // makes the last holder's sums visible
     totals->setInFlight(0, {});
     const auto known = find(state.ended, totals->group(), totals->backend(), totals->watched());
-    addTo(*known, *totals, now);
+    addTo(*known, group, now);
     state.ended.splice(state.ended.end(), state.ended, known);
     return true;
   });
@@ -116,17 +124,25 @@ void settle(State& state) {
 
 }  // namespace
 
-std::shared_ptr<GroupTotals> add(
-    const std::string& group, const std::string& backend, bool watched, int64_t rank) {
-  auto totals = std::make_shared<GroupTotals>(group, backend, watched);
+void add(std::shared_ptr<GroupTotals> totals, int64_t rank) {
   auto& state = process_totals::state();
   std::lock_guard lock(state.mutex);
   settle(state);
   if (state.rank < 0) {
     state.rank = rank;
   }
-  state.groups.push_back(totals);
-  return totals;
+  state.groups.push_back({std::move(totals), nullptr});
+}
+
+void keepLateness(const GroupTotals& group, std::shared_ptr<const Lateness> last) {
+  auto& state = process_totals::state();
+  std::lock_guard lock(state.mutex);
+  for (auto& known : state.groups) {
+    if (known.totals.get() == &group) {
+      known.lateness = std::move(last);
+      return;
+    }
+  }
 }
 
 Totals read() {
@@ -140,9 +156,10 @@ Totals read() {
   totals.groups.assign(state.ended.begin(), state.ended.end());
   const auto now = Clock::now();
   for (const auto& live : state.groups) {
-    const auto group = find(totals.groups, live->group(), live->backend(), live->watched());
+    const auto& of = *live.totals;
+    const auto group = find(totals.groups, of.group(), of.backend(), of.watched());
     group->live = true;
-    addTo(*group, *live, now);
+    addTo(*group, live, now);
   }
   for (const auto& group : active) {
     if (const auto judged = group->lateness().judged()) {
@@ -153,8 +170,7 @@ Totals read() {
   return totals;
 }
 
-void noteFailure(GroupTotals& group) {
-  group.noteFailure();
+void noteFailure() {
   auto& state = process_totals::state();
   {
     std::lock_guard lock(state.newsMutex);

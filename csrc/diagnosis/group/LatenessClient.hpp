@@ -10,7 +10,7 @@
 #include <string>
 
 #include "base/AtomicShared.hpp"
-#include "comm/BackwardPass.hpp"
+#include "diagnosis/group/BackwardPass.hpp"
 #include "diagnosis/lateness/Arrivals.hpp"
 #include "diagnosis/lateness/Lateness.hpp"
 #include "operation/Group.hpp"

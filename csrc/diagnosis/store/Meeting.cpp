@@ -1,4 +1,4 @@
-#include "comm/Meeting.hpp"
+#include "diagnosis/store/Meeting.hpp"
 
 #include <cstdlib>
 #include <utility>

@@ -1,0 +1,316 @@
+#include "comm/Watchdog.hpp"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/ExitGuard.hpp"
+#include "comm/Communicator.hpp"
+#include "comm/Flight.hpp"
+#include "monitor/Monitor.hpp"
+#include "monitor/Printer.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+// Number of rounds in which the monitor must see nothing in flight.
+constexpr int kIdleTicks = 2;
+
+// Interval at which the monitor looks at processes; and the time for which an operation must be in
+// flight beside a dead process, since its end may not have been seen yet.
+constexpr Milliseconds kDeathLook{200};
+constexpr Milliseconds kDeathPatience{500};
+
+// Time after which the monitor has deferred operations finished. A thread that is going to wait for
+// one finishes it sooner.
+constexpr Milliseconds kNobodyWaits{20};
+
+}  // namespace
+
+void Watchdog::open(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const std::string& prefix,
+    std::vector<Peer> peers) {
+  if (comm_.size() == 1 || store == nullptr) {
+    return;
+  }
+  store_ = c10::make_intrusive<c10d::PrefixStore>(prefix + "diagnosis", store);
+  peers_ = std::move(peers);
+  comm_.observer().open(store, prefix, peers_);
+}
+
+void Watchdog::openLike(
+    const Watchdog& parent, const std::string& prefix, const std::vector<int>& ranks) {
+  std::vector<Peer> peers;
+  for (const int rank : ranks) {
+    if (!parent.peers_.empty()) {
+      peers.push_back(parent.peers_.at(rank));
+    }
+  }
+  open(parent.store_, prefix + "/", std::move(peers));
+  if (parent.watched_.load()) {
+    watchOver();
+  }
+}
+
+void Watchdog::openShrunk(Watchdog& parent, const std::vector<int>& gone) {
+  int number = 0;
+  {
+    std::lock_guard lock(parent.shrunkMutex_);
+    number = ++parent.shrunk_[gone];
+  }
+  std::vector<int> left;
+  for (int rank = 0; rank < parent.comm_.size(); ++rank) {
+    if (!std::binary_search(gone.begin(), gone.end(), rank)) {
+      left.push_back(rank);
+    }
+  }
+  openLike(parent, "without/" + joinRanks(gone) + "/" + std::to_string(number), left);
+}
+
+void Watchdog::check(Clock::time_point now) noexcept {
+  try {
+    std::optional<Operation> overdue;
+    std::optional<Operation> first;
+    bool left = false;
+    const bool queued = comm_.executor().queues();
+    const bool idle = comm_.inFlight().inspect([&](const auto& ops, const Operation&) {
+      if (queued && !ops.empty()) {
+        first.emplace().noteFrom(*ops.front().op);
+      }
+      for (const auto& entry : ops) {
+        const bool ended = entry.flight && entry.flight->asked();  // it is being finished
+        const auto& op = *entry.op;
+        if (!ended && deadlines_.passed(op.issued, op.issued, op.timeout, now)) {
+          overdue.emplace().noteFrom(op);
+          break;
+        }
+      }
+      left = !ops.empty() && now - ops.front().op->issued >= kNobodyWaits;
+      return ops.empty();
+    });
+    if (left) {
+      comm_.executor().wake();
+    }
+    comm_.observer().check(now);
+    if (comm_.failureState().get()) {
+      return;
+    }
+    if (first && noticeDeath(now)) {
+      return;
+    }
+    auto& library = comm_.library();
+    if (first && library.ready() && library.failed()) {
+      explainFailure(*first);
+      return;
+    }
+    checkDeadline(overdue, now);
+    // A late rank learns of the failure at this point, once it has certainly nothing in flight: an
+    // operation in flight sees the failure at the same time, and reports more.
+    idleTicks_ = idle ? idleTicks_ + 1 : 0;
+    if (idleTicks_ > kIdleTicks && !comm_.closed()) {
+      if (library.failed()) {
+        learnOfFailure();
+      } else {
+        learnOfVerdict();
+      }
+    }
+  } catch (...) {
+    // Out of memory while describing a failure; the next tick tries again.
+  }
+}
+
+void Watchdog::watchOver() {
+  auto watched = std::make_shared<Watched>();
+  const auto self = Peer::self();
+  for (const int rank : comm_.members()) {
+    const bool known = static_cast<size_t>(rank) < peers_.size() && peers_[rank].pid != 0;
+    if (known && rank != comm_.rank() && peers_[rank].sameHost(self) &&
+        peers_[rank].pid != self.pid) {
+      watched->emplace_back(rank, peers_[rank]);
+    }
+  }
+  watched_.store(std::shared_ptr<const Watched>(std::move(watched)));
+}
+
+bool Watchdog::noticeDeath(Clock::time_point now) {
+  const auto watched = watched_.load();
+  if (!watched || now - lookedAt_ < kDeathLook) {
+    return false;
+  }
+  lookedAt_ = now;
+  for (const auto& [rank, peer] : *watched) {
+    if (!dead_.contains(rank) && peer.dead()) {
+      dead_[rank] = now;
+    }
+  }
+  if (dead_.empty()) {
+    return false;
+  }
+  // If several ranks have died since the last look, the later ones may have been ended by an error
+  // that the first one's death caused: which died first is not known.
+  Operation stuck;
+  std::vector<int> ranks;
+  comm_.inFlight().inspect([&](const auto& ops, const Operation&) {
+    for (const auto& entry : ops) {
+      if (entry.flight && entry.flight->asked()) {
+        continue;  // it has ended
+      }
+      auto first = Clock::time_point::max();
+      for (const auto& [rank, since] : dead_) {
+        if (since <= first && now - std::max(since, entry.op->issued) >= kDeathPatience &&
+            needsAlive(*entry.op, comm_.rank(), rank)) {
+          if (since < first) {
+            ranks.clear();
+          }
+          ranks.push_back(rank);
+          first = since;
+        }
+      }
+      if (!ranks.empty()) {
+        stuck.noteFrom(*entry.op);
+        return;
+      }
+    }
+  });
+  if (ranks.empty()) {
+    return false;
+  }
+  std::vector<int> pids;
+  for (const auto& [rank, peer] : *watched) {
+    if (std::ranges::count(ranks, rank) > 0) {
+      pids.push_back(static_cast<int>(peer.pid));
+    }
+  }
+  apart([this, op = stuck, ranks = std::move(ranks), pids = std::move(pids)] {
+    comm_.failureState().lose(op, ranks, pids);
+  });
+  return true;
+}
+
+void Watchdog::checkDeadline(const std::optional<Operation>& overdue, Clock::time_point now) {
+  if (!overdue_ && !overdue) {
+    return;
+  }
+  // An operation that the observer has begun to explain is judged even if it ends meanwhile: other
+  // ranks may have failed the group by then.
+  if (!overdue_) {
+    overdue_ = overdue;
+  }
+  const auto found = comm_.observer().ask(*overdue_, now);
+  if (!found) {
+    return;  // a later round of the monitor finds it
+  }
+  const auto op = *std::exchange(overdue_, std::nullopt);
+  if (found->extension.count() > 0) {
+    deadlines_.extend(found->extension, now);
+    printExtension(op, op.timeout, found->verdict);
+  } else {
+    comm_.failureState().timeOut(op, op.timeout, *found);
+  }
+}
+
+void Watchdog::printExtension(const Operation& op, Milliseconds timeout, const std::string& why) {
+  if (extended_.exchange(op.seq) != op.seq) {
+    printLine(
+        "torchcomms_pg: " + describe(op) + " of group '" + comm_.group().name + "' on rank " +
+        comm_.group().numberOf(comm_.rank()) + " waits on after " + inSeconds(timeout) + ": " +
+        why);
+  }
+}
+
+void Watchdog::explainFailure(const Operation& op) {
+  apart([this, op] {
+    comm_.failureState().asyncError(op);
+    if (const auto failure = comm_.failureState().get()) {
+      comm_.failureState().failLibrary(
+          *failure);  // queued operations must not wait for a dead peer
+    }
+  });
+}
+
+void Watchdog::learnOfFailure() {
+  apart([this] {
+    auto failure = comm_.failureState().elsewhere();
+    failure.message += comm_.observer().leftWords(failure.ranks);
+    if (const auto found = comm_.observer().awaitOthers()) {
+      found->addTo(failure);
+    }
+    comm_.failureState().set(std::move(failure), FailureState::Cause::elsewhere);
+  });
+}
+
+void Watchdog::learnOfVerdict() {
+  const auto found = comm_.observer().final();
+  const bool tells = comm_.api().has(Feature::ring) && !comm_.api().has(Feature::probe);
+  if (!found || tells) {  // such a library reports it in more detail
+    return;
+  }
+  apart([this, found = *found] {
+    auto failure = comm_.failureState().elsewhere();
+    failure.message += "an operation has timed out, or was not the same, on other ranks";
+    found.addTo(failure);
+    // Does not fail the library: the ranks that have asked do so, with their own text.
+    comm_.failureState().set(std::move(failure), FailureState::Cause::elsewhere);
+  });
+}
+
+// Runs `body` in a separate thread, one at a time.
+void Watchdog::apart(std::function<void()> body) {
+  if (explaining_.exchange(true)) {
+    return;
+  }
+  try {
+    Monitor::get().runDetached(
+        [unfinished = ExitGuard(), self = comm_.shared_from_this(), this, body = std::move(body)] {
+          try {
+            body();
+          } catch (...) {
+            // Out of memory while describing a failure; a later round of the monitor tries again.
+          }
+          explaining_ = false;
+        });
+  } catch (...) {
+    explaining_ = false;
+    throw;
+  }
+}
+
+Clock::time_point Watchdog::relax(Milliseconds time) {
+  std::lock_guard lock(relaxationsMutex_);
+  const auto end = *relaxations_.insert(Clock::now() + time);
+  relaxedUntil_.store(relaxations_.rbegin()->time_since_epoch().count(), std::memory_order_relaxed);
+  return end;
+}
+
+void Watchdog::endRelaxation(Clock::time_point end) {
+  std::lock_guard lock(relaxationsMutex_);
+  relaxations_.extract(end);  // one of the relaxations that end at this time
+  relaxedUntil_.store(
+      relaxations_.empty() ? 0 : relaxations_.rbegin()->time_since_epoch().count(),
+      std::memory_order_relaxed);
+}
+
+Milliseconds Watchdog::relaxed() const {
+  const auto until = relaxedUntil_.load(std::memory_order_relaxed);
+  if (until == 0) {
+    return Milliseconds(0);
+  }
+  const auto left = Clock::time_point(Clock::duration(until)) - Clock::now();
+  return std::max(std::chrono::duration_cast<Milliseconds>(left), Milliseconds(0));
+}
+
+std::optional<Milliseconds> Watchdog::judge(
+    const Operation& op, Milliseconds timeout, Clock::time_point deadline) {
+  const auto found = comm_.observer().await(op, timeout, deadline);
+  if (found.extension.count() > 0) {
+    printExtension(op, timeout, found.verdict);
+    return found.extension;
+  }
+  comm_.failureState().timeOut(op, timeout, found);
+  return std::nullopt;
+}
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,106 @@
+// The checks by which a communicator fails: deadlines, dead ranks, and failures that the library or
+// other ranks report.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/AtomicShared.hpp"
+#include "comm/Observer.hpp"
+#include "comm/Peer.hpp"
+#include "monitor/Deadlines.hpp"
+#include "operation/Operation.hpp"
+
+namespace torchcomms_pg {
+
+class Communicator;
+
+// Has the communicator's observer explain what it finds. Thread-safe.
+class Watchdog {
+ public:
+  explicit Watchdog(Communicator& comm) : comm_(comm) {}
+
+  // `store`, `prefix`: see Observer::open(). `peers`: the ranks' processes. Without a store, and in
+  // a group of one rank, nothing is observed.
+  void open(
+      const c10::intrusive_ptr<c10d::Store>& store,
+      const std::string& prefix,
+      std::vector<Peer> peers);
+  // Does the same as open(), in a part of the parent's store, and as watchOver() if the parent
+  // watches over processes. `ranks`: the ranks of the parent that are in this group.
+  void openLike(const Watchdog& parent, const std::string& prefix, const std::vector<int>& ranks);
+  // Does the same for a shrunk group without the ranks of `gone`. Each shrink of the parent without
+  // the same ranks gets another part of the store, numbered in the order that all staying ranks
+  // share: a reused part would hold the verdict of an earlier group.
+  void openShrunk(Watchdog& parent, const std::vector<int>& gone);
+  // From now on checks whether processes of this host are alive, if operations in flight need them,
+  // for a library that does not report deaths. Call once, after open().
+  void watchOver();
+
+  // Does what is due. Called in the monitor's thread, at each of its rounds.
+  void check(Clock::time_point now) noexcept;
+
+  // Has the observer explain why a wait of `timeout` for `op` did not end at `deadline`. Blocks, as
+  // Observer::await() does. Returns how much longer to wait, or nullopt if the communicator has
+  // failed.
+  std::optional<Milliseconds> judge(
+      const Operation& op, Milliseconds timeout, Clock::time_point deadline);
+
+  // For the next `time`, makes peers wait for this rank past their deadlines, and lets operations
+  // issued on this rank take that long. Returns the time at which this relaxation ends;
+  // endRelaxation() with that time ends it earlier.
+  Clock::time_point relax(Milliseconds time);
+  void endRelaxation(Clock::time_point end);
+  // Returns the time until all relaxations have ended.
+  Milliseconds relaxed() const;
+
+ private:
+  // Fails the communicator if an operation in flight can no longer end, since a rank has died.
+  // Returns whether it has failed the communicator.
+  bool noticeDeath(Clock::time_point now);
+  // Once the observer has explained why the deadline of an operation has passed, fails the
+  // communicator or extends the deadline.
+  void checkDeadline(const std::optional<Operation>& overdue, Clock::time_point now);
+  // Starts a thread that finds out why the library failed while `op` was in flight, and fails the
+  // communicator. The monitor's thread must not block in this, as the observer answers other ranks
+  // in it.
+  void explainFailure(const Operation& op);
+  // Start a thread that fails the communicator while nothing is in flight: learnOfFailure() if the
+  // library has failed, learnOfVerdict() if other ranks have failed the group.
+  void learnOfFailure();
+  void learnOfVerdict();
+  // Prints why `op` goes on waiting after `timeout`, once for each operation.
+  void printExtension(const Operation& op, Milliseconds timeout, const std::string& why);
+  void apart(std::function<void()> body);
+
+  Communicator& comm_;
+  c10::intrusive_ptr<c10d::Store> store_;  // this communicator's part; null if it has none
+  std::vector<Peer> peers_;
+  std::mutex relaxationsMutex_;
+  std::multiset<Clock::time_point> relaxations_;  // ends of relaxations that go on
+  std::atomic<Clock::rep> relaxedUntil_{0};       // the last of them, or 0
+  std::mutex shrunkMutex_;
+  std::map<std::vector<int>, int> shrunk_;  // number of shrinks, by the ranks left out
+  std::atomic<bool> explaining_{false};
+  std::atomic<uint64_t> extended_{0};  // seq of the operation whose extension was printed last
+
+  using Watched = std::vector<std::pair<int, Peer>>;
+  AtomicShared<const Watched> watched_;  // may be null
+
+  // State of the monitor's thread.
+  Clock::time_point lookedAt_{};           // time of the last look at `watched_`
+  std::map<int, Clock::time_point> dead_;  // dead ranks, with the time since when that is known
+  int idleTicks_ = 0;
+  Deadlines deadlines_;
+  std::optional<Operation> overdue_;  // the operation that the observer is to explain
+};
+
+}  // namespace torchcomms_pg

@@ -1,0 +1,324 @@
+#include "diagnosis/group/DiagnosisClient.hpp"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <future>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/ExitGuard.hpp"
+#include "comm/Communicator.hpp"
+#include "comm/Peer.hpp"
+#include "diagnosis/group/ErrorFile.hpp"
+#include "diagnosis/group/ProcessTotals.hpp"
+#include "diagnosis/store/LeftWords.hpp"
+#include "diagnosis/store/StoreBoard.hpp"
+#include "monitor/Compiling.hpp"
+#include "monitor/Monitor.hpp"
+#include "recorder/ProcessRecorder.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+// Interval at which a rank polls for the others' dumps.
+constexpr Milliseconds kDumpLook{20};
+
+std::atomic<Milliseconds> verdictAfter{Milliseconds(0)};
+
+// Returns what a communicator's failure has of a verdict.
+Explanation explanation(Verdict verdict) {
+  return {
+      std::move(verdict.ranks),
+      std::move(verdict.summary),
+      std::move(verdict.text),
+      std::move(verdict.parting),
+      Milliseconds(verdict.extensionMs)};
+}
+std::optional<Explanation> explanation(std::optional<Verdict> verdict) {
+  return verdict ? std::optional(explanation(*std::move(verdict))) : std::nullopt;
+}
+
+}  // namespace
+
+DiagnosisClient::DiagnosisClient(Communicator& comm) : comm_(comm) {
+  process_totals::add(comm_.inFlight().sharedTotals(), comm_.globalRanks()[comm_.rank()]);
+}
+
+void DiagnosisClient::open(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const std::string& prefix,
+    const std::vector<Peer>& peers) {
+  store_ = c10::make_intrusive<c10d::PrefixStore>(prefix + "diagnosis", store);
+  peers_ = peers;
+  // A c10d group may have a communicator for each type of device, and for pairs of ranks.
+  key_ = keyOf(*this, c10::DeviceTypeName(comm_.device().type()) + joinRanks(comm_.pair()));
+  HangDiagnosis::Options options;
+  options.rank = comm_.rank();
+  options.ranks = comm_.members();
+  options.number = comm_.group().numberOf(comm_.rank());
+  options.describeSilent = [peers = peers_](int peer) { return describeSilent(peers.at(peer)); };
+  if (comm_.api().has(Feature::probe)) {
+    auto probe = comm_.api().probe(comm_.library().get());
+    options.poll = std::move(probe.look);
+    options.turn = probe.turn;
+    options.turns = probe.turns;
+  } else if (!comm_.api().has(Feature::ring)) {
+    options.poll = [](bool) { return false; };
+  }
+  if (verdictAfter.load().count() > 0) {
+    earlyAfter_ = verdictAfter;
+    auto early = options;
+    if (early.poll) {
+      early.poll = [](bool) { return false; };  // only one caller may take the library's news
+    }
+    early.goesOn = true;
+    early_.store(
+        HangDiagnosis::open(
+            std::make_unique<StoreBoard>(c10::make_intrusive<c10d::PrefixStore>("early", store_)),
+            std::move(early)));
+  }
+  options.dump = [this, weak = std::weak_ptr(comm_.shared_from_this())] {
+    if (const auto comm = weak.lock()) {
+      dump();
+    }
+  };
+  auto board = std::make_unique<StoreBoard>(store_);
+  diagnosis_.store(HangDiagnosis::open(std::move(board), std::move(options)));
+  if (!comm_.queues() && comm_.pair().empty()) {
+    lateness_.open(
+        store, std::to_string(key_) + "/" + prefix, comm_.group(), comm_.rank(), comm_.size());
+  }
+  const std::shared_ptr<GroupActivity> group(comm_.shared_from_this(), this);
+  enlist(group);
+  const auto self = Peer::self();
+  const bool severalHosts =
+      std::ranges::any_of(peers_, [&](const auto& peer) { return !peer.sameHost(self); });
+  status_.store(std::shared_ptr<StatusPart>(StatusPart::begin(group, store_, severalHosts)));
+}
+
+void DiagnosisClient::close() {
+  status_.store({});
+  if (const auto early = early_.exchange({})) {
+    if (comm_.failureState().get()) {
+      early->close();  // the failure has been reported
+    } else {
+      earlyVerdicts_.close(*early);
+    }
+  }
+  if (const auto diagnosis = this->diagnosis()) {
+    diagnosis->close();
+  }
+  lateness_.close();
+  process_totals::keepLateness(comm_.inFlight().totals(), lateness_.judged());
+}
+
+void DiagnosisClient::check(Clock::time_point now) {
+  lateness_.check(now);
+  answer(now);
+  if (!comm_.failureState().get()) {
+    checkEarly(now);
+  }
+}
+
+void DiagnosisClient::answer(Clock::time_point now) {
+  const auto diagnosis = this->diagnosis();
+  if (!diagnosis) {
+    return;
+  }
+  const auto early = early_.load();
+  const bool ring = diagnosis->takeRing();
+  const bool ringEarly = early && early->takeRing();
+  const auto rings = comm_.library().ring(ring || ringEarly ? 1 : 0);
+  const bool news = rings > heardRings_;
+  heardRings_ = std::max(rings, heardRings_);
+  for (const auto& each : {diagnosis, early}) {
+    if (each && news) {
+      each->notice();
+    }
+    if (each && each->wantsStatus()) {
+      each->answer(snapshot(now));
+    }
+  }
+}
+
+bool DiagnosisClient::meetsRootAlone() const {
+  return comm_.device().is_cpu() && comm_.group().hosts.empty();
+}
+
+void DiagnosisClient::leave(const std::string& how) noexcept {
+  if (store_ && !comm_.failureState().get()) {
+    left_words::leave(store_, comm_.rank(), comm_.size(), how, comm_.inFlight());
+  }
+}
+
+std::string DiagnosisClient::leftWords(const std::vector<int>& ranks) {
+  return store_ && !ranks.empty() ? left_words::tell(store_, ranks, comm_.group()) : "";
+}
+
+void DiagnosisClient::checkEarly(Clock::time_point now) {
+  const auto early = early_.load();
+  if (!early || comm_.closed()) {
+    return;
+  }
+  if (earlyVerdicts_.look(*early)) {
+    dump();
+  }
+  const auto late = earlyVerdicts_.overdue(now, earlyAfter_, [](const auto&, const auto& entry) {
+    return std::optional(entry.op->issued);
+  });
+  earlyVerdicts_.ask(
+      *early, late, now, earlyAfter_, [&](const Operation& op, Clock::time_point deadline) {
+        return request(op, now, earlyAfter_, deadline);
+      });
+}
+
+void DiagnosisClient::dump() const {
+  // Runs in another thread: the wait for the GIL may be long, and the caller must not block.
+  if (auto unfinished = ExitGuard::begin()) {
+    const auto rank = static_cast<int>(comm_.globalRanks().at(comm_.rank()));
+    Monitor::get().runDetached(
+        [unfinished = std::move(unfinished), rank] { process_recorder::dumpAfterFailure(rank); });
+  }
+}
+
+void DiagnosisClient::setVerdictAfter(Milliseconds time) {
+  verdictAfter = time;
+}
+
+void DiagnosisClient::awaitDumps(Milliseconds patience) {
+  if (!store_) {
+    return;
+  }
+  // The store may block for any time, or be gone.
+  const auto done = std::make_shared<std::promise<void>>();
+  const auto until = Clock::now() + patience;
+  Monitor::get().runDetached(
+      [store = store_, peers = peers_, rank = comm_.rank(), ranks = comm_.members(), until, done] {
+        try {
+          StoreBoard board(store);
+          const auto key = [](int of) { return "dumped/" + std::to_string(of); };
+          board.set(key(rank), "");
+          for (const int peer : ranks) {
+            while (Clock::now() < until && !board.get(key(peer)) && !peers.at(peer).dead()) {
+              std::this_thread::sleep_for(kDumpLook);
+            }
+          }
+        } catch (const std::exception&) {
+          // The store ended with the rank that served it.
+        }
+        done->set_value();
+      });
+  done->get_future().wait_until(until);
+}
+
+std::optional<Explanation> DiagnosisClient::ask(const Operation& op, Clock::time_point now) {
+  const auto diagnosis = this->diagnosis();
+  if (!diagnosis) {
+    return Explanation{};
+  }
+  auto asked = request(op, now);
+  asked.ended = !comm_.inFlight().has(op);
+  return explanation(diagnosis->ask(asked, now));
+}
+
+std::optional<Explanation> DiagnosisClient::final() {
+  const auto diagnosis = this->diagnosis();
+  return explanation(diagnosis ? diagnosis->final() : std::nullopt);
+}
+
+Explanation DiagnosisClient::await(
+    const Operation& op, Milliseconds timeout, Clock::time_point deadline) {
+  const auto diagnosis = this->diagnosis();
+  if (!diagnosis) {
+    return {};
+  }
+  return explanation(diagnosis->await(
+      request(op, Clock::now(), timeout, deadline), [&] { return !comm_.inFlight().has(op); }));
+}
+
+std::optional<Explanation> DiagnosisClient::awaitOthers() {
+  const auto diagnosis = this->diagnosis();
+  return explanation(diagnosis ? diagnosis->awaitOthers() : std::nullopt);
+}
+
+void DiagnosisClient::failed(const Failure& failure) {
+  error_file::write(
+      "torchcomms_pg.CommError: " + failure.text(), globalRanksOf(*this, failure.ranks));
+  process_totals::noteFailure();
+}
+
+void DiagnosisClient::askForDumps() {
+  std::shared_ptr<GroupActivity> keeps;
+  const DiagnosisClient* largest = nullptr;
+  for (auto& group : enlisted()) {
+    const auto* const client = dynamic_cast<const DiagnosisClient*>(group.get());
+    if (client == nullptr) {
+      continue;
+    }
+    const auto& comm = client->comm_;
+    const auto& known = largest == nullptr ? comm_ : largest->comm_;
+    if (comm.members().size() > known.members().size() && !comm.failureState().get() &&
+        !comm.closed()) {
+      keeps = std::move(group);
+      largest = client;
+    }
+  }
+  if (largest == nullptr) {
+    return;
+  }
+  if (const auto diagnosis = largest->diagnosis()) {
+    diagnosis->askForDumps();
+    largest->comm_.library().ring(1);
+  }
+}
+
+std::optional<Explanation> DiagnosisClient::onFailure(
+    const Operation& op, ncclResult_t result, const std::string& why) {
+  const auto diagnosis = this->diagnosis();
+  if (!diagnosis) {
+    return std::nullopt;
+  }
+  if (result != ncclInvalidUsage) {
+    return explanation(diagnosis->awaitOthers());  // a rank that gave up has asked before
+  }
+  auto disagreement = request(op, Clock::now());
+  disagreement.disagreement = why;
+  return explanation(diagnosis->await(disagreement, nullptr));
+}
+
+DiagnosisRequest DiagnosisClient::request(const Operation& op, Clock::time_point now) {
+  return request(op, now, op.timeout, op.issued + op.timeout);
+}
+
+DiagnosisRequest DiagnosisClient::request(
+    const Operation& op, Clock::time_point now, Milliseconds timeout, Clock::time_point deadline) {
+  auto request = requestAbout(*this, op, now, timeout, deadline);
+  const bool collectives = comm_.inFlight().inspect([](const auto& ops, const Operation&) {
+    return std::ranges::all_of(ops, [](const auto& entry) { return entry.op->collective; });
+  });
+  const auto& library = comm_.library();
+  const bool certain = library.absenceIsCertain();
+  if (certain || library.failed()) {
+    request.absent = library.missingRanks();
+    // The ranks that the library misses are missing at its oldest operation.
+    request.absentIsAll =
+        certain && !library.failed() && collectives && request.seq > 0 && !request.absent.empty();
+  }
+  return request;
+}
+
+HangDiagnosis::Snapshot DiagnosisClient::snapshot(Clock::time_point now) {
+  auto snapshot = snapshotOf(*this, now);
+  snapshot.answer.relaxedMs = relaxed().count();
+  if (const auto known = comm_.failureState().get()) {
+    snapshot.answer.failure = known->message;
+  }
+  return snapshot;
+}
+
+}  // namespace torchcomms_pg

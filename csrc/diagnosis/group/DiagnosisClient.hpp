@@ -1,0 +1,112 @@
+// A communicator's part in hang diagnoses: its rank's requests, its status, and its reaction to a
+// verdict.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/AtomicShared.hpp"
+#include "comm/Communicator.hpp"
+#include "comm/Observer.hpp"
+#include "comm/Peer.hpp"
+#include "diagnosis/group/GroupActivity.hpp"
+#include "diagnosis/group/LatenessClient.hpp"
+#include "diagnosis/group/ProcessActivity.hpp"
+#include "diagnosis/group/StandingVerdicts.hpp"
+#include "diagnosis/hang/HangDiagnosis.hpp"
+
+namespace torchcomms_pg {
+
+// Observes a communicator, which owns it. Thread-safe.
+class DiagnosisClient final : public Observer, public GroupActivity {
+ public:
+  explicit DiagnosisClient(Communicator& comm);
+
+  // Returns the client of `comm`. The process must be observed, see Observation.hpp.
+  static DiagnosisClient& of(const Communicator& comm) {
+    return static_cast<DiagnosisClient&>(comm.observer());
+  }
+
+  // Sets after which time of an operation the ranks of groups that are opened from now on print a
+  // verdict that ends nothing; 0 for none.
+  static void setVerdictAfter(Milliseconds time);
+
+  // Observer.
+  void open(
+      const c10::intrusive_ptr<c10d::Store>& store,
+      const std::string& prefix,
+      const std::vector<Peer>& peers) override;
+  void close() override;
+  void check(Clock::time_point now) override;
+  std::optional<Explanation> ask(const Operation& op, Clock::time_point now) override;
+  std::optional<Explanation> final() override;
+  Explanation await(const Operation& op, Milliseconds timeout, Clock::time_point deadline) override;
+  std::optional<Explanation> onFailure(
+      const Operation& op, ncclResult_t result, const std::string& why) override;
+  std::optional<Explanation> awaitOthers() override;
+  std::string leftWords(const std::vector<int>& ranks) override;
+  void failed(const Failure& failure) override;
+  // Asks all ranks of the process's largest group, if it is larger than this one, to write their
+  // records: torch's analyser needs the records of all ranks. Blocks for at most a second.
+  void askForDumps() override;
+  // Notifies the other ranks that this rank's record is written, and waits for the records of the
+  // others, except dead ones, for at most `patience`.
+  void awaitDumps(Milliseconds patience) override;
+  void arrive(uint64_t seq, Clock::time_point at) override { lateness_.arrive(seq, at); }
+  std::shared_ptr<EndObserver> follow() override { return lateness_.follow(); }
+  void beginWait() override { BackwardPass::forget(); }
+  void wait(Clock::duration time, bool collective) override { lateness_.wait(time, collective); }
+
+  // GroupActivity.
+  int rank() const override { return comm_.rank(); }
+  int size() const override { return comm_.size(); }
+  const Group& group() const override { return comm_.group(); }
+  std::vector<int64_t> globalRanks() const override { return comm_.globalRanks(); }
+  uint64_t key() const override { return key_; }
+  const InFlightOps& inFlight() const override { return comm_.inFlight(); }
+  const IssueCounts& issued() const override { return comm_.issued(); }
+  bool queues() const override { return comm_.queues(); }
+  bool meetsRootAlone() const override;
+  bool comparesSizes() const override { return true; }
+  bool endsUnseen() const override { return false; }
+  Milliseconds relaxed() const override { return comm_.watchdog().relaxed(); }
+  bool closed() const override { return comm_.closed(); }
+  std::string failureMessage() const override { return comm_.failureMessage(); }
+  // Does nothing if the group has failed.
+  void leave(const std::string& how) noexcept override;
+  const LatenessClient& lateness() const override { return lateness_; }
+
+ private:
+  // Checks for questions of other ranks, and reports this rank's status if one is wanted.
+  void answer(Clock::time_point now);
+  // Does what is due for verdicts that end nothing.
+  void checkEarly(Clock::time_point now);
+  // Builds the request for `op` after the operation's own deadline.
+  DiagnosisRequest request(const Operation& op, Clock::time_point now);
+  // Builds the request for `op` after the deadline of a wait.
+  DiagnosisRequest request(
+      const Operation& op, Clock::time_point now, Milliseconds timeout, Clock::time_point deadline);
+  HangDiagnosis::Snapshot snapshot(Clock::time_point now);
+  // Writes the recorder's dump in a separate thread.
+  void dump() const;
+  std::shared_ptr<HangDiagnosis> diagnosis() const { return diagnosis_.load(); }
+
+  Communicator& comm_;
+  AtomicShared<HangDiagnosis> diagnosis_;  // null before open()
+  AtomicShared<HangDiagnosis> early_;      // finds verdicts that end nothing; null for none
+  Milliseconds earlyAfter_{0};             // set before `early_`
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::vector<Peer> peers_;
+  uint64_t key_ = 0;                 // the group's key, see GroupCounts
+  AtomicShared<StatusPart> status_;  // may be null; null when closed
+  LatenessClient lateness_;
+
+  // State of the monitor's thread.
+  uint64_t heardRings_ = 0;
+  StandingVerdicts earlyVerdicts_{*this};
+};
+
+}  // namespace torchcomms_pg
