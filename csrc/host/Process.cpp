@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,6 +12,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+
+#include "base/FileDescriptor.hpp"
 
 namespace torchcomms_pg::host {
 namespace {
@@ -34,10 +37,9 @@ const ForkHandler forkHandler;
 // Reads at most `capacity` - 1 characters of a file under /proc. Returns their number, 0 on
 // failure.
 size_t readSmallFile(const char* path, char* buffer, size_t capacity) {
-  const int file = ::open(path, O_RDONLY | O_CLOEXEC);
-  if (file < 0) return 0;
-  const ssize_t bytes = ::read(file, buffer, capacity - 1);
-  ::close(file);
+  const FileDescriptor file(::open(path, O_RDONLY | O_CLOEXEC));
+  if (!file) return 0;
+  const ssize_t bytes = ::read(file.get(), buffer, capacity - 1);
   buffer[bytes > 0 ? bytes : 0] = '\0';
   return bytes > 0 ? static_cast<size_t>(bytes) : 0;
 }
@@ -77,6 +79,14 @@ ProcessStatus readStatus(uint32_t pid) {
 
 uint32_t processId() {
   return cachedPid.load(std::memory_order_relaxed);
+}
+
+bool isOfThisUser(int socket, uint32_t* pid) {
+  ucred peer{};
+  socklen_t bytes = sizeof peer;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) return false;
+  if (pid != nullptr) *pid = static_cast<uint32_t>(peer.pid);
+  return peer.uid == geteuid();
 }
 
 uint32_t forkGeneration() {

@@ -20,6 +20,10 @@ bool processAlive(uint32_t pid, uint64_t startTime);
 // Returns the state of process `pid` as in proc(5), such as 'T' if stopped, or '\0' if unknown.
 char processState(uint32_t pid);
 
+// Returns whether the process at the other end of a Unix socket belongs to this user. `pid`, unless
+// null, receives its pid.
+bool isOfThisUser(int socket, uint32_t* pid = nullptr);
+
 // Returns a number that differs between a process and its forks.
 uint32_t forkGeneration();
 

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/ExitGuard.hpp"
+#include "base/FileDescriptor.hpp"
 #include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
 #include "monitor/Printer.hpp"
@@ -86,32 +87,31 @@ void writeDump(const std::string& path, const std::string& content) {
     fs::create_directories(target.parent_path(), error);
   }
   fs::path partial;
-  int file = -1;
+  FileDescriptor file;
   do {  // a process in another container may have the same pid
     partial = target.parent_path() /
               (".flight-" + std::to_string(getpid()) + "-" + std::to_string(++count));
-    file = open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  } while (file < 0 && errno == EEXIST);
-  if (file < 0) {
+    file = FileDescriptor(open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  } while (!file && errno == EEXIST);
+  if (!file) {
     failToWrite(path, std::strerror(errno));
   }
   const char* next = content.data();
   auto left = content.size();
   while (left > 0) {
-    const auto written = write(file, next, left);
+    const auto written = write(file.get(), next, left);
     if (written < 0 && errno == EINTR) {
       continue;
     }
     if (written < 0) {
       const std::string why = std::strerror(errno);
-      close(file);
       fs::remove(partial, error);
       failToWrite(path, why);
     }
     next += written;
     left -= written;
   }
-  close(file);
+  file = FileDescriptor();
   fs::rename(partial, target, error);
   if (error) {
     const auto why = error.message();

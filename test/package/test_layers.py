@@ -30,7 +30,7 @@ DIAGNOSIS = {
     "diagnosis/lateness": "base",
     "diagnosis/hang": "base diagnosis/rank monitor",
     "diagnosis/status": "base diagnosis/hang diagnosis/lateness diagnosis/rank host monitor",
-    "diagnosis/store": "base comm diagnosis/hang diagnosis/status host monitor operation",
+    "diagnosis/store": "base comm diagnosis/hang host monitor operation",
     "diagnosis/dumps": "base monitor recorder",
     "diagnosis/group": "base comm device diagnosis/dumps diagnosis/hang diagnosis/lateness "
     "diagnosis/rank diagnosis/status diagnosis/store host monitor operation recorder",

@@ -15,6 +15,7 @@
 #include <system_error>
 
 #include "base/ExitGuard.hpp"
+#include "base/FileDescriptor.hpp"
 #include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
 #include "monitor/Printer.hpp"
@@ -38,14 +39,13 @@ PipeState& pipeState() {
 // reader locks the pipe. The lock ends with the process, and a forked child does not inherit the
 // lock.
 std::string readerOf(const std::string& path) {
-  const int file = open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);
-  if (file < 0) {
+  const FileDescriptor file(open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
+  if (!file) {
     return "";
   }
   struct flock lock{};
   lock.l_type = F_WRLCK;
-  const bool locked = fcntl(file, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
-  close(file);
+  const bool locked = fcntl(file.get(), F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
   // fcntl(2): the process is 0 if it is in another PID namespace.
   return !locked           ? ""
          : lock.l_pid == 0 ? "a process of another container"
@@ -60,20 +60,12 @@ std::string readerOf(const std::string& path) {
 
 // State shared with the pipe's thread, which may outlive the pipe by the time of a dump.
 struct DumpPipe::Reader {
-  int pipe = -1;
-  int end = -1;  // eventfd that ends the thread
+  FileDescriptor pipe;
+  FileDescriptor end;  // eventfd that ends the thread
   int rank = 0;
 
-  Reader() = default;
-  Reader(const Reader&) = delete;
-  Reader& operator=(const Reader&) = delete;
-  ~Reader() {
-    close(pipe);
-    close(end);
-  }
-
   void run() const {
-    std::array<pollfd, 2> watched{{{end, POLLIN, 0}, {pipe, POLLIN, 0}}};
+    std::array<pollfd, 2> watched{{{end.get(), POLLIN, 0}, {pipe.get(), POLLIN, 0}}};
     for (;;) {
       const int ready = poll(watched.data(), watched.size(), -1);
       if (ready > 0 && watched[0].revents != 0) {
@@ -93,7 +85,7 @@ struct DumpPipe::Reader {
   bool drain() const {
     std::array<char, 512> text{};
     bool any = false;
-    while (read(pipe, text.data(), text.size()) > 0) {
+    while (read(pipe.get(), text.data(), text.size()) > 0) {
       any = true;
     }
     return any;
@@ -160,12 +152,12 @@ DumpPipe::DumpPipe(const std::string& prefix, int rank)
     failToMake(path_, std::strerror(errno));
   }
   // Opens the pipe for writing too, so that a writer that closes it causes no end of file.
-  reader_->pipe = open(path_.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);
-  reader_->end = eventfd(0, EFD_CLOEXEC);
+  reader_->pipe = FileDescriptor(open(path_.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
+  reader_->end = FileDescriptor(eventfd(0, EFD_CLOEXEC));
   reader_->rank = rank;
   struct flock lock{};
   lock.l_type = F_WRLCK;
-  if (reader_->pipe < 0 || reader_->end < 0 || fcntl(reader_->pipe, F_SETLK, &lock) != 0) {
+  if (!reader_->pipe || !reader_->end || fcntl(reader_->pipe.get(), F_SETLK, &lock) != 0) {
     const std::string why = std::strerror(errno);
     unlink(path_.c_str());
     failToMake(path_, why);
@@ -187,7 +179,7 @@ DumpPipe::~DumpPipe() {
       remove();
     }
     const uint64_t one = 1;
-    [[maybe_unused]] const auto told = write(reader_->end, &one, sizeof(one));
+    [[maybe_unused]] const auto told = write(reader_->end.get(), &one, sizeof(one));
   }
 }
 

@@ -42,17 +42,11 @@ sockaddr_un addressOf(const std::string& path) {
 
 }  // namespace
 
-Descriptor::~Descriptor() {
-  if (number_ >= 0) {
-    ::close(number_);
-  }
-}
-
 Folder::Folder(std::string path) : path_(std::move(path)) {
   if (mkdir(path_.c_str(), 0700) != 0 && errno != EEXIST) {
     fail("cannot make the folder " + path_, errno);
   }
-  opened_ = Descriptor(open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  opened_ = FileDescriptor(open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   struct stat found{};
   if (!opened_ || fstat(opened_.get(), &found) != 0) {
     fail("cannot open the folder " + path_, errno);
@@ -106,8 +100,8 @@ std::vector<Membership> Folder::memberships(const Entry& entry) const {
   return all;
 }
 
-Descriptor Folder::connect(const Entry& entry) const {
-  Descriptor made(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+FileDescriptor Folder::connect(const Entry& entry) const {
+  FileDescriptor made(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!made) {
     fail("no socket can be made", errno);
   }
@@ -115,12 +109,12 @@ Descriptor Folder::connect(const Entry& entry) const {
   // A full backlog (EAGAIN) means that a process listens, but does not accept.
   const auto* const name = reinterpret_cast<const sockaddr*>(&address);
   if (::connect(made.get(), name, sizeof address) != 0 && errno != EAGAIN) {
-    return Descriptor();
+    return FileDescriptor();
   }
   return made;
 }
 
-Descriptor Folder::listen() const {
+FileDescriptor Folder::listen() const {
   const auto entry = own();
   const auto path = inside(entry.name + kSocket);
   // Gives the socket its name only when it listens: a socket under such a name that refuses
@@ -130,7 +124,7 @@ Descriptor Folder::listen() const {
   // Removes files left by an earlier process with this pid, or by this process's previous server.
   unlink(fresh.c_str());
   unlink(inside(entry.name + kRanks).c_str());
-  Descriptor made(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  FileDescriptor made(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!made || bind(made.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
       ::listen(made.get(), kBacklog) != 0 || rename(fresh.c_str(), path.c_str()) != 0) {
     fail("cannot listen in the folder " + path_, errno);
@@ -139,7 +133,7 @@ Descriptor Folder::listen() const {
 }
 
 void Folder::add(const Membership& membership) const {
-  const Descriptor file(open(
+  const FileDescriptor file(open(
       inside(own().name + kRanks).c_str(),
       O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC,
       0600));
@@ -178,12 +172,6 @@ void Folder::sweep() const {
       }
     }
   }
-}
-
-bool ofThisUser(int socket) {
-  ucred peer{};
-  socklen_t bytes = sizeof peer;
-  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 && peer.uid == geteuid();
 }
 
 }  // namespace torchcomms_pg::status

@@ -3,28 +3,11 @@
 
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "base/FileDescriptor.hpp"
+
 namespace torchcomms_pg::status {
-
-// Owns a file descriptor.
-class Descriptor {
- public:
-  explicit Descriptor(int number = -1) : number_(number) {}
-  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(number_, other.number_);
-    return *this;
-  }
-  ~Descriptor();
-  int get() const { return number_; }
-  int release() { return std::exchange(number_, -1); }
-  explicit operator bool() const { return number_ >= 0; }
-
- private:
-  int number_;
-};
 
 // A process's rank in a group. Other processes read it from the folder if the process does not
 // answer.
@@ -57,7 +40,7 @@ class Folder {
   std::vector<Membership> memberships(const Entry& entry) const;
 
   // Makes this process's listening socket. Replaces the files of an earlier process with this pid.
-  Descriptor listen() const;
+  FileDescriptor listen() const;
   // Adds a membership of this process.
   void add(const Membership& membership) const;
   // Removes the files of this process.
@@ -67,7 +50,7 @@ class Folder {
 
   // Connects to the process's socket without waiting. Returns an empty descriptor if no process
   // listens.
-  Descriptor connect(const Entry& entry) const;
+  FileDescriptor connect(const Entry& entry) const;
 
   static Entry own();
 
@@ -75,10 +58,7 @@ class Folder {
   std::string inside(const std::string& name) const;
 
   const std::string path_;
-  Descriptor opened_;
+  FileDescriptor opened_;
 };
-
-// Returns whether the process at the other end of the connection belongs to this user.
-bool ofThisUser(int socket);
 
 }  // namespace torchcomms_pg::status

@@ -25,7 +25,7 @@ constexpr milliseconds kLook{50};
 // A process that is being asked.
 struct Asked {
   Entry entry;
-  Descriptor socket;  // empty if no process listens, or after the answer
+  FileDescriptor socket;  // empty if no process listens, or after the answer
   std::string answer;
   bool listens = false;
 };
@@ -92,7 +92,7 @@ HostStatus gather(const Folder& folder, milliseconds patience) {
     const std::string question = kOfProcess;
     if (asked.listens &&
         send(asked.socket.get(), question.data(), question.size(), MSG_NOSIGNAL) < 0) {
-      asked.socket = Descriptor();  // the process's backlog is full
+      asked.socket = FileDescriptor();  // the process's backlog is full
     }
     all.push_back(std::move(asked));
   }
@@ -113,7 +113,7 @@ HostStatus gather(const Folder& folder, milliseconds patience) {
     poll(polled.data(), polled.size(), static_cast<int>(std::min(left, kLook).count()));
     for (size_t i = 0; i < open.size(); ++i) {
       if (polled[i].revents != 0 && readSome(*open[i])) {
-        open[i]->socket = Descriptor();
+        open[i]->socket = FileDescriptor();
       }
     }
   }

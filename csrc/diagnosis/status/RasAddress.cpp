@@ -57,9 +57,10 @@ RasPlace placeOf(const std::string& text) {
 
 }  // namespace
 
-Descriptor listenForRas(const std::string& address) {
+FileDescriptor listenForRas(const std::string& address) {
   const auto place = placeOf(address);
-  Descriptor made(socket(place.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  FileDescriptor made(
+      socket(place.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int yes = 1;
   if (!made || setsockopt(made.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
       setsockopt(made.get(), SOL_SOCKET, SO_REUSEPORT, &yes, sizeof yes) != 0 ||

@@ -11,6 +11,6 @@ namespace torchcomms_pg::status {
 // or "[::1]:PORT". All processes of this user may listen on one address, as NCCL's processes do:
 // the kernel gives each connection to one of them. Raises std::runtime_error with the reason if the
 // address is unusable. Other addresses are refused, since anyone who can reach them may ask.
-Descriptor listenForRas(const std::string& address);
+FileDescriptor listenForRas(const std::string& address);
 
 }  // namespace torchcomms_pg::status

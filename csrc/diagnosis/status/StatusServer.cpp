@@ -118,7 +118,7 @@ struct StatusServer::State {
     enum class Phase { asks, awaitsPython, awaitsTurn, awaitsJob, reads };
 
     uint64_t number = 0;
-    Descriptor socket;
+    FileDescriptor socket;
     Phase phase = Phase::asks;
     Clock::time_point until;  // limit of the wait for the client, or for Python
     std::string heard;        // received part of the question
@@ -139,9 +139,9 @@ struct StatusServer::State {
 
   const Duties duties;
   const Folder folder;
-  Descriptor listening;
-  Descriptor ras;  // listens for RAS clients; empty without an address
-  Descriptor wake;
+  FileDescriptor listening;
+  FileDescriptor ras;  // listens for RAS clients; empty without an address
+  FileDescriptor wake;
   std::atomic<bool> stop{false};
 
   std::mutex mutex;
@@ -215,8 +215,8 @@ struct StatusServer::State {
       drop(clients.begin());
     }
     // Ends connections that were not accepted. The socket's file has been removed or replaced.
-    listening = Descriptor();
-    ras = Descriptor();
+    listening = FileDescriptor();
+    ras = FileDescriptor();
   }
 
   int patience() const {
@@ -231,15 +231,15 @@ struct StatusServer::State {
     return clients.empty() ? -1 : kTidyMs;
   }
 
-  void take(const Descriptor& from, bool ofRas) {
-    Descriptor socket(accept4(from.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  void take(const FileDescriptor& from, bool ofRas) {
+    FileDescriptor socket(accept4(from.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) {
       if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
         scarceUntil = Clock::now() + milliseconds(kScarceMs);
       }
       return;
     }
-    if (ofRas || ofThisUser(socket.get())) {
+    if (ofRas || host::isOfThisUser(socket.get())) {
       clients.emplace_back();
       auto& client = clients.back();
       client.number = ++number;
@@ -559,7 +559,7 @@ std::shared_ptr<StatusServer> StatusServer::of(const Duties& duties) {
 StatusServer::StatusServer(Duties duties)
     : state_(std::make_shared<State>(std::move(duties), folder())), pid_(host::processId()) {
   static const AtFork atFork;
-  state_->wake = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  state_->wake = FileDescriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!state_->wake) {
     throw std::runtime_error("no descriptor is free");
   }

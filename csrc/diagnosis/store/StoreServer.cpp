@@ -32,20 +32,20 @@ struct FreeAddresses {
 };
 
 // Returns a connection, or one that is not open and the error's number.
-std::pair<status::Descriptor, int> connectTo(const addrinfo& address) {
-  status::Descriptor made(
+std::pair<FileDescriptor, int> connectTo(const addrinfo& address) {
+  FileDescriptor made(
       ::socket(
           address.ai_family,
           address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC,
           address.ai_protocol));
   if (!made) {
-    return {status::Descriptor(), errno};
+    return {FileDescriptor(), errno};
   }
   if (::connect(made.get(), address.ai_addr, address.ai_addrlen) == 0) {
     return {std::move(made), 0};
   }
   if (errno != EINPROGRESS) {
-    return {status::Descriptor(), errno};
+    return {FileDescriptor(), errno};
   }
   pollfd ready{made.get(), POLLOUT, 0};
   int polled = 0;
@@ -58,14 +58,14 @@ std::pair<status::Descriptor, int> connectTo(const addrinfo& address) {
     ::getsockopt(made.get(), SOL_SOCKET, SO_ERROR, &error, &length);
   }
   if (error != 0) {
-    return {status::Descriptor(), error};
+    return {FileDescriptor(), error};
   }
   return {std::move(made), 0};
 }
 
 // Returns whether the peer has not closed the connection. No server of a store sends anything
 // unasked.
-bool isOpen(const status::Descriptor& connection) {
+bool isOpen(const FileDescriptor& connection) {
   char byte = 0;
   const auto got = ::recv(connection.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
   return got > 0 || (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR));
@@ -98,7 +98,7 @@ void StoreServer::check() {
   if (connection_ && isOpen(connection_)) {
     return;
   }
-  connection_ = status::Descriptor();
+  connection_ = FileDescriptor();
   addrinfo wanted{};
   wanted.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;

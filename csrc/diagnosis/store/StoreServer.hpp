@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "diagnosis/status/Folder.hpp"
+#include "base/FileDescriptor.hpp"
 
 namespace torchcomms_pg {
 
@@ -36,7 +36,7 @@ class StoreServer {
   const std::string host_;
   const uint16_t port_;
   std::mutex mutex_;
-  status::Descriptor connection_;
+  FileDescriptor connection_;
 };
 
 }  // namespace torchcomms_pg

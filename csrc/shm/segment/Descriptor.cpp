@@ -17,6 +17,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/FileDescriptor.hpp"
 #include "base/Thread.hpp"
 #include "shm/Host.hpp"
 #include "shm/segment/ForkSafe.hpp"
@@ -29,13 +30,6 @@ constexpr std::chrono::seconds kPatience{30};
 constexpr int kLookMs = 250;
 // Time limit for a request to arrive after its sender has connected.
 constexpr int kRequestMs = 1000;
-
-struct Socket {
-  int number;
-  ~Socket() {
-    if (number >= 0) ::close(number);
-  }
-};
 
 struct Shared {
   std::mutex mutex;
@@ -63,14 +57,6 @@ std::pair<sockaddr_un, socklen_t> addressOf(uint32_t pid) {
   const auto name = "torchcomms_pg/" + std::to_string(pid) + "/" + std::to_string(pidSpace());
   std::memcpy(address.sun_path + 1, name.data(), name.size());
   return {address, offsetof(sockaddr_un, sun_path) + 1 + name.size()};
-}
-
-bool ofThisUser(int socket, uint32_t* pid = nullptr) {
-  ucred peer{};
-  socklen_t bytes = sizeof peer;
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) return false;
-  if (pid != nullptr) *pid = static_cast<uint32_t>(peer.pid);
-  return peer.uid == geteuid();
 }
 
 bool readable(int socket, int milliseconds) {
@@ -118,20 +104,20 @@ int receive(int socket) {
 
 void serve(int listening) {
   for (;;) {
-    const Socket peer{accept4(listening, nullptr, nullptr, SOCK_CLOEXEC)};
-    if (peer.number < 0) {
+    const FileDescriptor peer{accept4(listening, nullptr, nullptr, SOCK_CLOEXEC)};
+    if (!peer) {
       // If this process has no free descriptor, the connection stays queued, and is accepted later.
       if (errno != EINTR) poll(nullptr, 0, kLookMs);
       continue;
     }
     Token token{};
-    if (!ofThisUser(peer.number) || !readable(peer.number, kRequestMs) ||
-        recv(peer.number, &token, sizeof token, 0) != sizeof token) {
+    if (!host::isOfThisUser(peer.get()) || !readable(peer.get(), kRequestMs) ||
+        recv(peer.get(), &token, sizeof token, 0) != sizeof token) {
       continue;
     }
     std::lock_guard lock(shared().mutex);
     const auto found = shared().files.find(token);
-    send(peer.number, found == shared().files.end() ? -1 : found->second);
+    send(peer.get(), found == shared().files.end() ? -1 : found->second);
   }
 }
 
@@ -139,43 +125,41 @@ void serve(int listening) {
 // Throws NcclError.
 void listen(Shared& all) {
   const auto [address, bytes] = addressOf(processId());
-  Socket made{socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
-  if (made.number < 0 ||
-      bind(made.number, reinterpret_cast<const sockaddr*>(&address), bytes) != 0 ||
-      ::listen(made.number, SOMAXCONN) != 0) {
+  FileDescriptor made{socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
+  if (!made || bind(made.get(), reinterpret_cast<const sockaddr*>(&address), bytes) != 0 ||
+      ::listen(made.get(), SOMAXCONN) != 0) {
     throw failedTo("opening a socket for descriptors of shared memory", errno);
   }
   try {
-    startDetached("tcpg_files", [listening = made.number] { serve(listening); });
+    startDetached("tcpg_files", [listening = made.get()] { serve(listening); });
   } catch (const std::system_error& error) {
     throw NcclError(ncclSystemError, std::string("starting tcpg_files: ") + error.what());
   }
-  all.listening = std::exchange(made.number, -1);
+  all.listening = made.release();
 }
 
 // Asks process `pid` for the descriptor that `token` names, and returns it. Throws NcclError.
 int ask(uint32_t pid, const Token& token) {
   const auto process = "process " + std::to_string(pid);
   const auto [address, bytes] = addressOf(pid);
-  const Socket made{socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
-  if (made.number < 0 ||
-      connect(made.number, reinterpret_cast<const sockaddr*>(&address), bytes) != 0) {
+  const FileDescriptor made{socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
+  if (!made || connect(made.get(), reinterpret_cast<const sockaddr*>(&address), bytes) != 0) {
     throw failedTo(process + " hands out no descriptors", errno);
   }
   uint32_t server = 0;
-  if (!ofThisUser(made.number, &server) || server != pid) {
+  if (!host::isOfThisUser(made.get(), &server) || server != pid) {
     throw NcclError(ncclInvalidUsage, "the socket of " + process + " is another's");
   }
-  if (::send(made.number, &token, sizeof token, MSG_NOSIGNAL) != sizeof token) {
+  if (::send(made.get(), &token, sizeof token, MSG_NOSIGNAL) != sizeof token) {
     throw failedTo(process + " takes no request", errno);
   }
   const auto end = std::chrono::steady_clock::now() + kPatience;
-  while (!readable(made.number, kLookMs)) {
+  while (!readable(made.get(), kLookMs)) {
     if (!processAlive(pid, 0) || std::chrono::steady_clock::now() >= end) {
       throw NcclError(ncclRemoteError, process + " has not answered");
     }
   }
-  const int file = receive(made.number);
+  const int file = receive(made.get());
   if (file < 0) throw NcclError(ncclInvalidUsage, process + " no longer has the memory");
   return file;
 }

@@ -13,6 +13,7 @@
 #include <string>
 #include <utility>
 
+#include "base/FileDescriptor.hpp"
 #include "host/AvailableMemory.hpp"
 #include "shm/Host.hpp"
 #include "shm/segment/Descriptor.hpp"
@@ -20,14 +21,6 @@
 
 namespace torchcomms_pg::shm {
 namespace {
-
-struct File {
-  int number;
-  ~File() {
-    if (number >= 0) ::close(number);
-  }
-  int release() { return std::exchange(number, -1); }
-};
 
 NcclError systemFailure(const std::string& what, int error) {
   return NcclError(ncclSystemError, what + ": " + std::strerror(error));
@@ -71,15 +64,15 @@ Allocations& allocations() {
 
 std::shared_ptr<Memory> Memory::allocate(size_t bytes) {
   const std::string what = "memAlloc: " + std::to_string(bytes) + " bytes";
-  File file{memfd_create("torchcomms_pg_memory", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
-  if (file.number < 0) throw systemFailure(what, errno);
-  take(file.number, bytes, what);
+  FileDescriptor file{memfd_create("torchcomms_pg_memory", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
+  if (!file) throw systemFailure(what, errno);
+  take(file.get(), bytes, what);
   // Seals the size, so that no process can take the pages away from a peer.
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-  if (fcntl(file.number, F_ADD_SEALS, kSeals) != 0 || fchmod(file.number, 0600) != 0) {
+  if (fcntl(file.get(), F_ADD_SEALS, kSeals) != 0 || fchmod(file.get(), 0600) != 0) {
     throw systemFailure(what, errno);
   }
-  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.number, 0);
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
   if (data == MAP_FAILED) throw systemFailure(what, errno);
   return std::shared_ptr<Memory>(new Memory(file.release(), static_cast<std::byte*>(data), bytes));
 }
@@ -107,9 +100,9 @@ MemoryAddress Memory::address(const void* part, size_t bytes) const {
 
 std::shared_ptr<std::byte> mapMemory(const MemoryAddress& address) {
   if (address.bytes == 0) return nullptr;
-  const File file{openShared(address.pid, address.file, address.token)};
+  const FileDescriptor file{openShared(address.pid, address.file, address.token)};
   struct stat status{};
-  if (fstat(file.number, &status) != 0 || status.st_dev != address.device ||
+  if (fstat(file.get(), &status) != 0 || status.st_dev != address.device ||
       status.st_ino != address.inode) {
     throw NcclError(
         ncclInvalidUsage,
@@ -123,7 +116,7 @@ std::shared_ptr<std::byte> mapMemory(const MemoryAddress& address) {
       length,
       PROT_READ | PROT_WRITE,
       MAP_SHARED,
-      file.number,
+      file.get(),
       static_cast<off_t>(address.offset - skipped));
   if (base == MAP_FAILED) {
     throw systemFailure("mapping " + std::to_string(address.bytes) + " bytes", errno);

@@ -18,6 +18,7 @@
 #include <mutex>
 #include <new>
 
+#include "base/FileDescriptor.hpp"
 #include "shm/segment/ForkSafe.hpp"
 
 namespace torchcomms_pg::shm {
@@ -28,11 +29,6 @@ constexpr size_t kPage = 4096;
 constexpr size_t roundUp(size_t bytes, size_t unit) {
   return (bytes + unit - 1) / unit * unit;
 }
-
-struct SegmentFile {
-  int number;
-  ~SegmentFile() { ::close(number); }
-};
 
 // This process's mappings, by the token of the unique id.
 struct Mappings {
@@ -139,9 +135,9 @@ std::shared_ptr<Segment> Segment::open(const ncclUniqueId& id, int ranks) {
   std::erase_if(mappings().segments, [](const auto& entry) { return entry.second.expired(); });
   auto& known = mappings().segments[{content.token[0], content.token[1]}];
   if (auto segment = known.lock(); segment && segment->size() == ranks) return segment;
-  const SegmentFile file{openUniqueId(id)};
-  agreeOnRanks(file.number, ranks);
-  const std::shared_ptr<Segment> segment(new Segment(file.number, ranks));
+  const FileDescriptor file{openUniqueId(id)};
+  agreeOnRanks(file.get(), ranks);
+  const std::shared_ptr<Segment> segment(new Segment(file.get(), ranks));
   known = segment;
   return segment;
 }
