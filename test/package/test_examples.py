@@ -1,6 +1,7 @@
 """The programs of examples/: each prints what its first lines say."""
 
 import re
+import runpy
 import shlex
 import socket
 
@@ -11,6 +12,7 @@ from harness import ROOT
 from harness.programs import run_python
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PICTURES = runpy.run_path(str(ROOT / "tools/_pictures.py"), run_name="pictures")
 PORT = "28100"  # the programs' own; a test takes a free one
 
 
@@ -21,9 +23,17 @@ def shown(program):
     return shlex.split(command), lines
 
 
+def pictured(program):
+    """Returns the lines of README's picture of a hang, if it shows this example."""
+    lines = [line for _, line in PICTURES["lines_of"](PICTURES["HANG"].read_text())]
+    assert lines[0] == f"$ {PICTURES['COMMAND']}"
+    return lines[1:] if lines[0].endswith(f"/{program.name}") else []
+
+
 def comparable(text):
-    """Leaves out how long something took, and where the checkout is."""
-    return re.sub(r"\d+(\.\d+)? s\b", "N s", text).replace(f"{ROOT}/", "").strip()
+    """Leaves out how long something took, where the checkout is, and which rank prints."""
+    text = re.sub(r"\d+(\.\d+)? s\b", "N s", text).replace(f"{ROOT}/", "")
+    return re.sub(r"(\[| on )rank \d", r"\1rank N", text).strip()
 
 
 @pytest.fixture
@@ -37,6 +47,7 @@ def free_port():
 @pytest.mark.parametrize("program", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_prints_what_its_first_lines_say(program, free_port):
     command, lines = shown(program)
+    lines += pictured(program)
     variables = {}
     while "=" in command[0]:
         name, _, value = command.pop(0).partition("=")
@@ -53,3 +64,18 @@ def test_an_example_prints_what_its_first_lines_say(program, free_port):
         if not missing:
             break
     assert not missing, run.stdout + run.stderr
+
+
+def test_the_pictures_are_what_their_tool_draws():
+    hang = PICTURES["HANG"].read_text()
+    assert PICTURES["draw_hang"](PICTURES["lines_of"](hang)) == hang
+    table = PICTURES["read_table"]((ROOT / "README.md").read_text())
+    assert PICTURES["draw_speed"](*table) == PICTURES["SPEED"].read_text(), "tools/pictures speed"
+
+
+def test_the_picture_of_a_hang_shows_the_whole_verdict_of_one_rank():
+    whole = ["[rank 2] torchcomms_pg: verdict on group '0'", "  rank 1: in line 3"]
+    other = ["[rank 0] torchcomms_pg: verdict on group '0' (rank 2 prints the rest)"]
+    over = ["[rank 0] torchcomms_pg: the verdict is over", "[rank 2] torchcomms_pg: it is over"]
+    told = [(0.0, line) for line in ["$ torchrun", "W1129 torch", *other, *whole, *over]]
+    assert [line for _, line in PICTURES["select"](told)] == ["$ torchrun", *whole, over[1]]
