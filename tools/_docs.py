@@ -25,10 +25,12 @@ FIRST = (
     "get_process_group", "watch", "lateness", "waiting", "agree",
 )  # fmt: skip
 SAID = {"torchcomms_pg.__version__": "The version of this package."}
-STYLE = """body { max-width: 50rem; margin: 1rem auto; padding: 0 1rem; font-family: sans-serif }
-pre { overflow-x: auto; background: #f4f4f4; padding: .6rem } code { overflow-wrap: anywhere }
-table { display: block; overflow-x: auto; border-collapse: collapse } img { max-width: 100% }
-td, th { border: 1px solid #ccc; padding: .2rem .5rem; vertical-align: top; min-width: 6rem }"""
+STYLE = """:root { color-scheme: light dark }
+body { max-width: 64rem; margin: 1rem auto; padding: 0 1rem; font: 1rem/1.5 sans-serif }
+pre { overflow-x: auto; padding: .6rem } pre, code { background: #8882 } pre code { background: none }
+code { overflow-wrap: anywhere; font-size: .85em } pre { font-size: .95em } table { display: block; overflow-x: auto; border-collapse: collapse }
+td, th { border: 1px solid #8886; padding: .2rem .5rem; vertical-align: top; min-width: 2.5rem }
+td:has(code) { min-width: 15rem } img { max-width: 100% }"""
 
 
 class Text:
@@ -194,7 +196,9 @@ def write_guides(folder: Path) -> list[tuple[str, str]]:
         # Pages link to each other; what is elsewhere in the repository stays a name.
         text = re.sub(r"\]\((\w+)\.md(#[\w-]*)?\)", r"](\1.html\2)", text)
         text = re.sub(r"\[([^\]]*)\]\(\.\./[^)]*\)", r"\1", text)
-        body = markdown2.markdown(text, extras=["tables", "fenced-code-blocks", "header-ids"])
+        # code-friendly: the underscores of names do not emphasise.
+        extras = ["tables", "fenced-code-blocks", "header-ids", "code-friendly"]
+        body = markdown2.markdown(text, extras=extras)
         (folder / f"{file.stem}.html").write_text(
             "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport "
             f'content="width=device-width, initial-scale=1"><title>{title[1]}</title>'

@@ -319,6 +319,12 @@ def test_every_link_of_the_documents_leads_somewhere_and_the_index_has_every_pag
     assert {page for page in pages if page.name != "README.md"} <= linked
 
 
+def test_no_page_has_a_placeholder_that_a_browser_takes_for_a_tag():
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        text = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+        assert not re.findall(r"<[a-z][^>]*>", re.sub(r"`[^`]*`", "", text)), page.name
+
+
 def test_the_readme_is_short():
     assert document("README.md").count("\n") <= 160
 

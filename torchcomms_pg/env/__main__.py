@@ -29,11 +29,11 @@ torch's `nccl` knows, and of those that have none here. What a build reads is in
 
 def page() -> str:
     """Returns the list of docs/variables.md, which its second half follows."""
-    rows = (
+    rows = "".join(
         f"| `{each.name}` | {each.default} | {each.meaning} | {each.since} |\n"
         for each in VARIABLES
     )
-    return PAGE + "".join(rows)
+    return PAGE + rows.replace("<", "&lt;")  # else a placeholder is a tag, which is not shown
 
 
 def main() -> None:
