@@ -27,8 +27,9 @@ FIRST = (
 SAID = {"torchcomms_pg.__version__": "The version of this package."}
 STYLE = """:root { color-scheme: light dark }
 body { max-width: 64rem; margin: 1rem auto; padding: 0 1rem; font: 1rem/1.5 sans-serif }
-pre { overflow-x: auto; padding: .6rem } pre, code { background: #8882 } pre code { background: none }
-code { overflow-wrap: anywhere; font-size: .85em } pre { font-size: .95em } table { display: block; overflow-x: auto; border-collapse: collapse }
+pre { overflow-x: auto; padding: .6rem; font-size: .95em } pre, code { background: #8882 }
+code { overflow-wrap: anywhere; font-size: .85em } pre code { background: none }
+table { display: block; overflow-x: auto; border-collapse: collapse }
 td, th { border: 1px solid #8886; padding: .2rem .5rem; vertical-align: top; min-width: 2.5rem }
 td:has(code) { min-width: 15rem } img { max-width: 100% }"""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import re
+import sys
 import time
 
 import pytest
@@ -135,12 +137,25 @@ def test_the_rank_that_did_not_come_is_named_with_what_it_did_last(tmp_path):
     text = re.sub(r"\d\d:\d\d:\d\d", "TIME", str(found))
     assert text == (
         "rank 1 has not arrived at all_reduce (1024 x Float) #2 of group 0\n"
-        "  rank 0 waits in it since TIME.001  at train.py:41 in step\n"
-        "  rank 2 waits in it since TIME.001  at train.py:41 in step\n"
         "  rank 1 did last in this group: broadcast (8 x Float) #1, finished TIME.001"
         "  at train.py:7 in step\n"
-        "  rank 1 is in no operation: it is busy elsewhere, or has ended"
+        "  rank 1 is in no operation: it is busy elsewhere, or has ended\n"
+        "  ranks 0, 2 wait in it, the first since TIME.001  at train.py:41 in step"
     )
+
+
+def test_a_verdict_on_64_ranks_has_a_line_for_each_place_of_the_ranks_that_wait(tmp_path):
+    ranks = recorders(64)
+    for rank in ranks:
+        if rank.rank != 37:
+            rank.call("all_reduce", done=False, line=41 if rank.rank else 12)
+    culprit, *rest = str(verdict(tmp_path, ranks)).splitlines()
+    assert culprit.startswith("rank 37 has not arrived")
+    texts = [re.sub(r"\d\d:\d\d:\d\d\.\d+", "TIME", line) for line in rest[-2:]]
+    assert len(rest) == 4 and texts == [
+        "  rank 0 waits in it since TIME  at train.py:12 in step",
+        "  ranks 1-36, 38-63 wait in it, the first since TIME  at train.py:41 in step",
+    ]
 
 
 def test_a_call_that_a_rank_has_left_out_long_before_is_told(tmp_path):
@@ -653,7 +668,8 @@ def test_the_command_prints_the_verdict_and_writes_page_and_trace(tmp_path, caps
     data = data_of(page)
     assert data["ranks"] == [0, 1] and data["culprits"] == [1]
     operations = [bar for bar in data["bars"] if data["lanes"][bar[0]][1] >= 0]
-    assert [bar[4] for bar in operations] == [False, True, False]
+    assert not any(bar[4] for bar in operations)  # rank 0 waits, and holds up nobody
+    assert [bar[4] for bar in data["bars"] if bar not in operations] == [True]
     assert not re.findall(r'(?:src|href)="', page.read_text()), "the page needs something else"
 
     events = json.loads(trace.read_text())["traceEvents"]
@@ -722,8 +738,40 @@ def test_each_group_of_a_rank_has_its_lane_and_the_axis_has_the_clock_of_the_ver
         for lane in lanes
     ]
     at = time.strftime("%H:%M:%S", time.gmtime(data["clock"] / 1e3))
-    assert f"waits in it since {at}.200" in data["verdict"]
+    assert f"the first since {at}.200" in data["verdict"]
     assert "train.py:41 in step" in data["stacks"][data["bars"][-1][6]]
+
+
+def test_each_rank_has_the_lanes_of_its_groups_in_one_order_the_largest_first(tmp_path):
+    ranks = recorders(4, tp_0=[0, 1], tp_1=[2, 3], dp_0=[0, 2], dp_1=[1, 3])
+    for rank in ranks:
+        names = [f"tp_{rank.rank // 2}", f"dp_{rank.rank % 2}", "0"]
+        for name in names if rank.rank % 2 else reversed(names):
+            rank.call("all_reduce", name)
+    data, _ = pages(tmp_path, ranks)
+    names = [data["groups"][group] for _, group in data["lanes"]]
+    assert [name.partition("_")[0] for name in names] == ["group 0", "group dp", "group tp"] * 4
+
+
+def test_a_page_is_written_though_nobody_reads_what_is_printed(tmp_path, monkeypatch):
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    for rank in a_hang():
+        rank.write(tmp_path)
+    page = tmp_path / "page.html"
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", Closed())
+        assert main([str(tmp_path), "--html", str(page)]) == 2
+    assert data_of(page)["culprits"] == [1]
+
+
+def test_a_page_opens_at_the_rank_that_holds_up_others_and_its_tables_do_not_wrap(tmp_path):
+    pages(tmp_path, a_hang())
+    text = (tmp_path / "page.html").read_text()
+    assert "showLane(data.lanes.findIndex(([rank]) => bad.has(rank)))" in text
+    assert "white-space: nowrap" in re.search(r"^th, td \{.*", text, re.MULTILINE)[0]
 
 
 def test_where_all_is_fine_nobody_is_shown_in_no_operation_and_the_end_is_the_last_operations(

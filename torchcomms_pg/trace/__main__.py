@@ -58,11 +58,13 @@ def main(arguments: list[str] | None = None) -> int:
             return 1 if hazards.found else 0
         analysis = Analysis(dumps)
         verdict = analysis.verdict()
-        print(report.text(analysis, verdict))
-        if options.html:
-            options.html.write_text(report.html(analysis, verdict), encoding="utf-8")
-        if options.perfetto:
-            options.perfetto.write_text(report.perfetto(analysis, verdict), encoding="utf-8")
+        try:
+            if options.html:
+                options.html.write_text(report.html(analysis, verdict), encoding="utf-8")
+            if options.perfetto:
+                options.perfetto.write_text(report.perfetto(analysis, verdict), encoding="utf-8")
+        finally:  # the pages are there also if a pipe's reader, such as head, has ended
+            print(report.text(analysis, verdict), flush=True)
     except (DumpError, OSError) as error:
         print(printable(str(error)), file=sys.stderr)
         return 2

@@ -26,6 +26,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from torchcomms_pg.parting.shift import first_difference
+from torchcomms_pg.status.report import runs
 from torchcomms_pg.trace.dumps import Dumps, Entry
 from torchcomms_pg.trace.groups import Group
 
@@ -370,9 +371,9 @@ class Analysis:
             else:
                 lines.append("  (killed, or unable to write: look at its output)")
         inside = [entry] if entry.p2p else self._inside(Place(entry.group, entry.seq))
-        lines += [f"  {line}" for line in self._waiting(inside)]
         for rank in dumped:
             lines += [f"  {line}" for line in self._doing(rank, entry)]
+        lines += [f"  {line}" for line in self._waiting(inside)]
         if not entry.p2p:
             lines += self._since(entry.group, dumped)
         kind = ("message" if entry.p2p else "missing") if proven else "unknown"
@@ -500,12 +501,17 @@ class Analysis:
         return [e for _, entries in sorted(self.collectives[place].items()) for e in entries]
 
     def _waiting(self, entries: list[Entry]) -> list[str]:
-        return [
-            f"{self.members([entry.rank], entry.group)} waits in it since {_clock(entry.created)}"
-            + (f"  at {entry.where}" if entry.where else "")
-            for entry in entries
-            if not entry.finished
-        ]
+        """Returns a line for each place from which ranks have called what has not finished."""
+        places: dict[str, list[Entry]] = defaultdict(list)
+        for entry in entries:
+            if not entry.finished:
+                places[f"  at {entry.where}" if entry.where else ""].append(entry)
+        lines = []
+        for place, waiting in places.items():
+            who = self.members([entry.rank for entry in waiting], waiting[0].group)
+            verb = "waits in it since" if len(waiting) == 1 else "wait in it, the first since"
+            lines.append(f"{who} {verb} {_clock(min(e.created for e in waiting))}{place}")
+        return lines
 
     def _did(self, entry: Entry, where: str) -> str:
         when = entry.state
@@ -541,8 +547,13 @@ class Analysis:
         return [self._did(last, where) if last else f"{me} {nothing}", state]
 
     def members(self, ranks: Iterable[int], group: Group | None) -> str:
-        """Returns ``rank 1``, or ``rank 1 (global 5)`` if its number in the group differs."""
+        """Returns ``rank 1``, or ``rank 1 (global 5)`` if its number in the group differs.
+
+        More than eight ranks are written as ``ranks 0-36, 38-63``.
+        """
         numbers = {rank: group.rank_of(rank) if group else rank for rank in ranks}
+        if len(numbers) > 8 and all(number == rank for rank, number in numbers.items()):
+            return f"ranks {runs(numbers)}"
         return rank_names(
             str(number) if number == rank else f"{number} (global {rank})"
             for rank, number in numbers.items()

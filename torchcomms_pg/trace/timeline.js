@@ -38,12 +38,13 @@ function place(tip, event) {
   tip.style.left = Math.max(4, Math.min(event.clientX + 14, window.innerWidth - tip.offsetWidth - 8)) + "px";
   tip.style.top = Math.min(event.clientY + 14, window.innerHeight - tip.offsetHeight - 8) + "px";
 }
-function cut(text, room) {
+function cut(text, room, part = (text, count) => text.slice(0, count) + "\u2026") {
   if (paint.measureText(text).width <= room) return text;
-  let end = text.length;
-  while (end > 0 && paint.measureText(text.slice(0, end) + "\u2026").width > room) end--;
-  return end > 0 ? text.slice(0, end) + "\u2026" : "";
+  let count = text.length;
+  while (count > 0 && paint.measureText(part(text, count)).width > room) count--;
+  return count > 0 ? part(text, count) : "";
 }
+const tail = (text, count) => "\u2026" + text.slice(-count);  // names of groups differ at their ends
 function drawBar(bar, at, text, background) {
   const a = Math.max(left, x(bar[START])), b = Math.min(width(), x(bar[END]));
   const top = at + 3, tall = laneHeight - 6, wide = Math.max(1.5, b - a - 0.5);
@@ -82,7 +83,7 @@ function drawBar(bar, at, text, background) {
 }
 function draw() {
   const scale = window.devicePixelRatio || 1, shown = Math.min(height, box.clientHeight || height);
-  left = width() < 700 ? 112 : 200;
+  left = width() < 700 ? 118 : 200;
   canvas.style.height = shown + "px";
   canvas.width = width() * scale;
   canvas.height = shown * scale;
@@ -123,8 +124,8 @@ function draw() {
     }
     paint.globalAlpha = 0.75;
     paint.fillStyle = text;
-    const start = width() < 700 ? 64 : 78;
-    paint.fillText(cut(more, left - start - 4), start, middle);
+    const start = width() < 700 ? 70 : 78;
+    paint.fillText(cut(more, left - start - 4, tail), start, middle);
     paint.globalAlpha = 1;
   }
   paint.fillStyle = opaque;
@@ -148,12 +149,16 @@ function view(a, b) {
   draw();
 }
 function zoom(at, times) { view(at - (at - from) * times, at + (to - at) * times); }
-function reveal(bar) {
-  const span = to - from, lane = bar[LANE] * laneHeight;
-  if (bar[START] > to || bar[END] < from) view(bar[START] - span / 3, bar[START] + span * 2 / 3);
+function showLane(index) {
+  const lane = index * laneHeight;
   if (lane < box.scrollTop || lane > box.scrollTop + box.clientHeight - axis - laneHeight) {
     box.scrollTop = lane - box.clientHeight / 3;
   }
+}
+function reveal(bar) {
+  const span = to - from;
+  if (bar[START] > to || bar[END] < from) view(bar[START] - span / 3, bar[START] + span * 2 / 3);
+  showLane(bar[LANE]);
   show(bar);
 }
 function next(by) {

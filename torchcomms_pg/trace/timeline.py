@@ -69,10 +69,13 @@ class Timeline:
 
         ``clock`` is the first operation's time of day, as in the verdict. A lane is a rank, and the
         index of a group, or -1 for the rank's Python. A bar is its lane's index, start, end,
-        whether it has ended, whether it is part of the verdict, its texts, and the index of its
-        stack.
+        whether it has ended, whether its rank holds up others by it, its texts, and the index of
+        its stack. The largest groups have the first lanes of each rank.
         """
+        by_size = sorted({e.group for e in self.entries}, key=lambda g: (-len(g.ranks), g.name))
         groups: dict[str, int] = {}
+        for each in by_size:
+            _number(groups, self.analysis.group_name(each))
         lanes: dict[tuple[int, int], None] = {}
         stacks: dict[str, int] = {}
         found: list[tuple[tuple[int, int], list[Any]]] = []
@@ -115,10 +118,8 @@ class Timeline:
 
     def _guilty(self, entry: Entry) -> bool:
         verdict = self.verdict
-        mismatch = verdict.kind == "mismatch"
-        return entry in verdict.entries and (
-            entry.rank in verdict.culprits if mismatch else not entry.finished
-        )
+        inside = entry.rank in verdict.culprits and entry in verdict.entries
+        return inside and (verdict.kind == "mismatch" or not entry.finished)
 
 
 def _number(known: dict[str, int], text: str) -> int:
