@@ -1,6 +1,9 @@
-"""Folders of csrc include in one direction only, and one file tells torch versions apart."""
+"""Folders of csrc include in one direction only, modules of torchcomms_pg import in no circle, and
+one file tells torch versions apart."""
 
+import ast
 import re
+from graphlib import TopologicalSorter
 
 from harness import ROOT
 
@@ -37,11 +40,15 @@ DIAGNOSIS = {
     "diagnosis/watch": "base comm device diagnosis/group diagnosis/hang diagnosis/lateness "
     "diagnosis/store monitor operation recorder",
 }
-ROOMS = LIBRARY | DIAGNOSIS | {
-    "bindings": "base backend collectives comm connect diagnosis/dumps diagnosis/group "
-    "diagnosis/hang diagnosis/rank diagnosis/status diagnosis/store diagnosis/watch host monitor "
-    "nccl recorder window",
-}
+ROOMS = (
+    LIBRARY
+    | DIAGNOSIS
+    | {
+        "bindings": "base backend collectives comm connect diagnosis/dumps diagnosis/group "
+        "diagnosis/hang diagnosis/rank diagnosis/status diagnosis/store diagnosis/watch host "
+        "monitor nccl recorder window",
+    }
+)
 
 
 def included_by(file):
@@ -81,6 +88,46 @@ def test_every_folder_includes_each_that_it_may():
         sources = (file for file in SOURCES if room_of(file) == room)
         used = {room_at(path) for file in sources for path in included_by(file)}
         assert set(others.split()) <= used, f"{room} does without {set(others.split()) - used}"
+
+
+PACKAGE = ROOT / "torchcomms_pg"
+
+
+def modules():
+    """Returns the file of each module of the package."""
+    files = {}
+    for file in PACKAGE.rglob("*.py"):
+        parts = file.relative_to(ROOT).with_suffix("").parts
+        files[".".join(parts).removesuffix(".__init__")] = file
+    return files
+
+
+def imported_by(file, known):
+    """Returns those of the modules `known` that a module imports, when it is loaded or later; not
+    what it imports for annotations alone."""
+    package = file.relative_to(ROOT).parent.parts
+    tree = ast.parse(file.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            node.body = []
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            parts = package[: len(package) - node.level + 1] if node.level else ()
+            base = ".".join((*parts, *filter(None, [node.module])))
+            names = {f"{base}.{alias.name}" for alias in node.names}
+            found |= names if names & known else {base}
+    return found & known
+
+
+def test_no_modules_of_the_package_import_each_other_in_a_circle():
+    files = modules()
+    root = PACKAGE.name  # imports most of its modules
+    graph = {name: imported_by(file, set(files)) - {name, root} for name, file in files.items()}
+    assert f"{root}.window" in graph[f"{root}.comm"]
+    TopologicalSorter(graph).prepare()  # raises CycleError
 
 
 # Names that two parts share: of both CPU libraries, or of a library and of the code above it.
