@@ -88,6 +88,7 @@ def checked(tmp_path_factory):
     "name",
     (
         "test_fixtures",
+        "test_prints_after_another_has_closed_its_output",
         "test_nothing_is_left",
         "test_mesh[1]",
         "test_mesh[2]",
@@ -119,6 +120,29 @@ def test_a_rank_that_leaves_is_named_with_its_code_and_its_last_words(cases):
 def test_a_rank_that_is_killed_is_named_with_its_signal(cases):
     kind, _, text = cases.outcome("test_is_killed")
     assert kind == "failure" and text.startswith("rank 1 was killed by SIGKILL")
+
+
+def test_a_rank_that_dies_is_named_while_a_child_of_it_holds_its_connection(cases):
+    kind, _, text = cases.outcome("test_leaves_a_child_that_holds_the_connection")
+    assert kind == "failure" and text.startswith("rank 1 ended with exit code 4"), text
+
+
+def test_a_report_is_shown_however_much_the_ranks_have_printed(cases):
+    kind, message, _ = cases.outcome("test_prints_more_than_a_socket_holds")
+    assert kind == "failure" and "assert not True" in message
+
+
+def test_a_test_that_closes_its_output_is_told_and_the_next_one_can_print(cases):
+    assert re.search(
+        r"replaced after cases.py::test_closes_its_output: it closed sys.stdout", cases.run.stdout
+    )
+
+
+def test_an_interrupt_on_one_rank_ends_the_session_at_once(tmp_path):
+    run = run_pytest(tmp_path, "interrupted.py", "-rA")
+    said = run.stdout + run.stderr
+    assert run.returncode == 2 and "!! _pytest.outcomes.Exit: KeyboardInterrupt !!" in said, said
+    assert "did not arrive" not in said and "FAILED" not in said, said
 
 
 def test_a_hang_ends_after_its_timeout_with_the_verdict_and_the_line(cases):
@@ -186,6 +210,7 @@ def test_the_next_test_begins_a_second_after_a_failure(cases):
         ("test_raises", 1),
         ("test_leaves_with_a_code", 1),
         ("test_is_killed", 1),
+        ("test_leaves_a_child_that_holds_the_connection", 1),
         ("test_exits", 1),
         ("test_hangs", 2),
         ("test_is_late", 2),

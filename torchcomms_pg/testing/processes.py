@@ -253,6 +253,10 @@ class Processes:
                 found.append((rank, pickle.loads(self.connections[rank].recv_bytes())))
             except (EOFError, OSError):
                 found.append((rank, Death(self.exit_code(rank))))
+        if not found:
+            # A process that a rank has left behind holds the rank's connection open.
+            codes = [(rank, self.exit_code(rank, 0)) for rank in by_connection.values()]
+            found = [(rank, Death(code)) for rank, code in codes if code is not None]
         return found
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:

@@ -101,6 +101,7 @@ class _Ranks(Processes):
             with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as raw:
                 raw.settimeout(60)
                 message, fds, _, _ = socket.recv_fds(raw, 1, 2)
+                raw.settimeout(None)  # the connection shares this with the copy of its descriptor
             self._captured.append(list(fds))
             if not message:
                 raise ZygoteError(f"rank {rank} ended at its start: {self.output(rank)}")
@@ -439,7 +440,7 @@ class _Test:
             ranks.print_lines()
             if self._done and through is None:
                 through = time.monotonic()
-            if over is None and (self._ended or any(map(_ends_test, self._events))):
+            if over is None and (self._ended or self.quit or any(map(_ends_test, self._events))):
                 over = time.monotonic()
 
     def _take(self, rank: int, message: Any) -> None:

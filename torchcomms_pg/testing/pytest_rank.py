@@ -179,6 +179,27 @@ def process(connection: int, stacks: int, output: int, rank: int) -> None:
     os._exit(0)
 
 
+def _closed_outputs() -> list[str]:
+    """Returns what the test has closed that each later test needs, as sentences about the test."""
+    captured = _session.config.pluginmanager.getplugin("capturemanager")._global_capturing
+    closed = [f"it closed the descriptor {fd}" for fd in (1, 2) if not _is_open(fd)]
+    for name, part in (
+        ("stdout", captured and captured.out),
+        ("stderr", captured and captured.err),
+    ):
+        if part is not None and part.tmpfile.closed:
+            closed.append(f"it closed sys.{name}")
+    return closed
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
 def _save_coverage(stop: bool = False) -> None:
     if "coverage" in sys.modules:
         measured = sys.modules["coverage"].Coverage.current()
@@ -277,6 +298,7 @@ class _Served:
         self.send("done", quit, uses)
         self.connection.recv_bytes()  # all ranks are through
         left = self.fresh.end() if self.fresh else []
+        left += _closed_outputs()
         self.fresh = None
         _save_coverage()
         self.send("ended", left)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
+import logging
 import multiprocessing.spawn
 import os
 import pickle
@@ -30,6 +32,20 @@ _ALWAYS = {
     # A failure on an accelerator raises, so that a test can see it, and does not end the rank.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
 }
+
+
+# Functions that read and write what a test may change in torch and in Python.
+_STATES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_default_device, torch.set_default_device),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (gc.isenabled, lambda enabled: gc.enable() if enabled else gc.disable()),
+    (lambda: logging.root.manager.disable, logging.disable),
+)
 
 
 @dataclass(frozen=True)
@@ -85,14 +101,8 @@ class Fresh:
         self._folder = os.getcwd()
         self._path = list(sys.path)
         self._threads = set(threading.enumerate())
-        self._dtype = torch.get_default_dtype()
-        self._device = torch.get_default_device()
-        self._cpu_threads = torch.get_num_threads()
-        self._grad = torch.is_grad_enabled()
-        self._deterministic = torch.are_deterministic_algorithms_enabled()
-        self._signals = {
-            number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        self._states = [read() for read, _ in _STATES]
+        self._signals = {number: signal.getsignal(number) for number in signal.valid_signals()}
         random.seed(0)
         torch.manual_seed(0)
         if "numpy" in sys.modules:
@@ -141,16 +151,16 @@ class Fresh:
         os.environ.update(self._environment)
         os.chdir(self._folder)
         sys.path[:] = self._path
-        torch.set_default_dtype(self._dtype)
-        if torch.get_default_device() != self._device:
-            torch.set_default_device(self._device)
-        if torch.get_num_threads() != self._cpu_threads:
-            torch.set_num_threads(self._cpu_threads)
-        torch.set_grad_enabled(self._grad)
-        if torch.are_deterministic_algorithms_enabled() != self._deterministic:
-            torch.use_deterministic_algorithms(self._deterministic)
+        for (read, write), value in zip(_STATES, self._states, strict=True):
+            if read() != value:
+                write(value)
         for number, handler in self._signals.items():
-            if signal.getsignal(number) is not handler:
+            if signal.getsignal(number) is handler:
+                continue
+            if handler is None:
+                name = getattr(number, "name", number)
+                left.append(f"it replaced the handler of signal {name}")
+            else:
                 signal.signal(number, handler)
         for thread in self._left_threads():
             left.append(f"it left the thread {thread.name!r} running; end and join it in the test")

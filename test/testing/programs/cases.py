@@ -1,5 +1,7 @@
 """Tests that test_ranks.py has pytest run: each is a case of what a test with ranks may do."""
 
+import gc
+import logging
 import os
 import signal
 import sys
@@ -37,6 +39,13 @@ def test_fixtures(rank, world_size, group, process_number, tmp_path, capfd, monk
     os.environ["LEFT"] = "1"
     os.chdir("/")
     torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(3)
+    torch.autograd.set_detect_anomaly(True, check_nan=False)
+    torch.set_float32_matmul_precision("medium")
+    torch.manual_seed(7)
+    gc.disable()
+    logging.disable()
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
     dist.new_group([0, 1])
 
 
@@ -45,7 +54,10 @@ def test_nothing_is_left(rank):
     assert {"PATCHED", "LEFT"}.isdisjoint(os.environ)
     assert os.getcwd() != "/"
     assert torch.ones(1).dtype == torch.float32
-    assert torch.initial_seed() == 0
+    assert (torch.initial_seed(), torch.get_num_threads()) == (0, 1)
+    assert torch.get_float32_matmul_precision() == "highest" and not torch.is_anomaly_enabled()
+    assert gc.isenabled() and not logging.root.manager.disable
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize("value", (1, 2))
@@ -78,6 +90,32 @@ def test_is_killed(rank):
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     dist.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_leaves_a_child_that_holds_the_connection(rank):
+    if rank == 1:
+        if os.fork() == 0:
+            time.sleep(20)
+        os._exit(4)
+    time.sleep(100)
+
+
+@pytest.mark.ranks(2)
+def test_prints_more_than_a_socket_holds():
+    print("much" * 500_000)
+    assert not dist.is_initialized()
+
+
+@pytest.mark.ranks(2)
+def test_closes_its_output():
+    sys.stdout.close()
+
+
+@pytest.mark.ranks(2)
+def test_prints_after_another_has_closed_its_output():
+    print("open")
+    assert all_reduced(1) == 2
 
 
 @pytest.mark.ranks(2, timeout=1)
