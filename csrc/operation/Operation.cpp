@@ -258,18 +258,4 @@ std::string signature(const Operation& op, bool sizes) {
   return text;
 }
 
-std::string inSeconds(Milliseconds duration) {
-  TextWriter out;
-  out << static_cast<double>(duration.count()) / 1000.0 << " s";
-  return out.str();
-}
-
-std::string joinRanks(const std::vector<int>& ranks) {
-  TextWriter out;
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    out << (i == 0 ? "" : ", ") << ranks[i];
-  }
-  return out.str();
-}
-
 }  // namespace torchcomms_pg

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/Text.hpp"
 #include "base/TorchCompat.hpp"
 #include "operation/Group.hpp"
 #include "operation/OpName.hpp"
@@ -191,11 +192,5 @@ std::string describe(const Operation& op);
 // Returns a text that must be equal on all ranks of a collective; empty for other operations and
 // for batches. With `sizes`, the text includes the number of elements if it must be equal.
 std::string signature(const Operation& op, bool sizes = false);
-
-// Returns a duration as text, e.g. "2 s" or "0.5 s".
-std::string inSeconds(Milliseconds duration);
-
-// Returns ranks as text, e.g. "2" or "0, 2, 3".
-std::string joinRanks(const std::vector<int>& ranks);
 
 }  // namespace torchcomms_pg

@@ -6,6 +6,7 @@
 #include <exception>
 #include <utility>
 
+#include "base/Text.hpp"
 #include "base/Thread.hpp"
 #include "monitor/Monitor.hpp"
 #include "monitor/Printer.hpp"
@@ -26,10 +27,6 @@ constexpr milliseconds kStuck{1000};
 
 // Interval at which a waiting thread looks at the time.
 constexpr milliseconds kLook{100};
-
-std::string inSeconds(milliseconds time) {
-  return std::to_string(time.count() / 1000) + " s";
-}
 
 }  // namespace
 

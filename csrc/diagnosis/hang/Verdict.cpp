@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "base/Text.hpp"
 #include "base/TextStreams.hpp"
 #include "diagnosis/rank/Fields.hpp"
 #include "monitor/Printable.hpp"
@@ -11,15 +12,6 @@
 namespace torchcomms_pg {
 
 namespace {
-
-std::string seconds(int64_t milliseconds) {
-  if (milliseconds < 100) {
-    return std::to_string(milliseconds) + " ms";
-  }
-  TextWriter out;
-  out << static_cast<double>(milliseconds / 100) / 10 << " s";
-  return out.str();
-}
 
 // `ranks`: in ascending order.
 bool isIn(const std::vector<int>& ranks, int rank) {
@@ -179,7 +171,7 @@ class Report {
     std::string reason;
     if (answer.compilingMs >= 0) {
       compile = request_.timeoutMs;
-      reason = "has been compiling for " + seconds(answer.compilingMs);
+      reason = "has been compiling for " + aboutSeconds(answer.compilingMs);
     } else if (answer.compiledMs >= 0 && answer.compiledMs < request_.timeoutMs) {
       compile = request_.timeoutMs - answer.compiledMs;
       reason = "has just compiled";
@@ -215,7 +207,7 @@ class Report {
     if (disagree_) {
       return "its ranks call different operations";
     }
-    const auto what = request_.op + ", issued " + seconds(request_.waitedMs) + " ago";
+    const auto what = request_.op + ", issued " + aboutSeconds(request_.waitedMs) + " ago";
     const std::string arrived = request_.queued ? "queued " : "arrived at ";
     const auto unknown = unanswered();
     std::string text;
@@ -412,7 +404,7 @@ class Report {
       return known == silent_.end() ? std::string("did not answer") : known->second.text;
     }
     const auto& answer = found->second;
-    const auto since = seconds(answer.waitedMs);
+    const auto since = aboutSeconds(answer.waitedMs);
     std::string text;
     if (!answer.failure.empty()) {
       text = "gave the group up: " + answer.failure;
@@ -437,7 +429,7 @@ class Report {
       }
     }
     if (answer.compilingMs >= 0) {
-      text += "; it has been compiling for " + seconds(answer.compilingMs);
+      text += "; it has been compiling for " + aboutSeconds(answer.compilingMs);
     }
     if (!answer.calledAt.empty() && !answer.current.empty()) {
       text += ", called at " + answer.calledAt;

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "base/PerProcess.hpp"
+#include "base/Text.hpp"
 #include "base/Thread.hpp"
 #include "diagnosis/rank/PythonStackDump.hpp"
 #include "monitor/Monitor.hpp"
@@ -40,10 +41,6 @@ void print(const std::string& text) {
   printLine("torchcomms_pg: pid " + std::to_string(getpid()) + ": " + text);
 }
 
-std::string seconds(milliseconds time) {
-  return std::to_string(time.count() / 1000) + " s";
-}
-
 bool monitorRuns() {
   return Monitor::get().lastRound() != Clock::time_point{};
 }
@@ -63,7 +60,7 @@ class Watch {
     } else if (!toldOfMonitor_) {
       toldOfMonitor_ = true;
       print(
-          "the monitor's thread has not come round for " + seconds(options.patience) +
+          "the monitor's thread has not come round for " + inSeconds(options.patience) +
           ": deadlines do not pass. It is stuck in the library of a communicator, or is not given "
           "a core; gdb, or py-spy dump --native, tells where" +
           (options.endsProcess ? ". TORCH_NCCL_ENABLE_MONITORING has this process end" : ""));
@@ -88,7 +85,7 @@ class Watch {
         const bool ready = now - asked_ >= options.patience / 2 && question_->ready();
         !toldOfGil_ && ready && now - asked_ >= options.patience) {
       toldOfGil_ = true;
-      print("for " + seconds(options.patience) + " " + question_->tell().threads);
+      print("for " + inSeconds(options.patience) + " " + question_->tell().threads);
     }
   }
 

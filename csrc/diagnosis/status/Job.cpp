@@ -4,6 +4,7 @@
 #include <limits>
 #include <tuple>
 
+#include "base/Text.hpp"
 #include "diagnosis/hang/Parting.hpp"
 #include "monitor/Printable.hpp"
 
@@ -15,27 +16,15 @@ namespace {
 constexpr size_t kMostNamed = 3;
 constexpr size_t kMostPlaces = 8;  // of a wait for a key
 
-std::string tenths(int64_t milliseconds) {
-  return std::to_string(milliseconds / 1000) + "." + std::to_string(milliseconds / 100 % 10) + " s";
-}
-
 std::string pythonOf(const ProcessStatus& process) {
   if (process.pythonSilentMs < 0) {
     return process.threads;
   }
-  return "its Python has not answered for " + tenths(process.pythonSilentMs) +
+  return "its Python has not answered for " + aboutSeconds(process.pythonSilentMs) +
          ": a thread keeps the GIL" +
          (process.gilIsHeld ? ", most likely in native code"
                             : ", most likely in native code, or the process gets no core") +
          (process.threads.empty() ? "" : "; Python's stacks:\n" + process.threads);
-}
-
-std::string named(const std::vector<int64_t>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-  }
-  return text;
 }
 
 // Returns Python's place of the process's main thread.
@@ -290,12 +279,13 @@ void Job::judgeOtherWaits() {
     if (longest->ageMs < least || (missing.empty() && !ofStore)) {
       continue;
     }
-    found.verdict = text + ", begun " + tenths(longest->ageMs) + " ago on " + named(found.there) +
-                    (ofStore ? ": no process has set it"
-                             : (longest->meets ? ": " : ", waits for ") + named(found.waitsFor) +
-                                   (!longest->meets              ? ""
-                                    : found.waitsFor.size() == 1 ? " has not come"
-                                                                 : " have not come"));
+    found.verdict =
+        text + ", begun " + aboutSeconds(longest->ageMs) + " ago on " + namedRanks(found.there) +
+        (ofStore ? ": no process has set it"
+                 : (longest->meets ? ": " : ", waits for ") + namedRanks(found.waitsFor) +
+                       (!longest->meets              ? ""
+                        : found.waitsFor.size() == 1 ? " has not come"
+                                                     : " have not come"));
     for (const auto rank : found.waitsFor) {
       const auto* const known = elsewhere(rank);
       if (known == nullptr && longest->meeting != 0) {
@@ -323,7 +313,7 @@ void Job::judgeOtherWaits() {
       }
     }
     for (const auto& [place, ranks] : places) {
-      found.verdict += "\n  " + named(ranks) + ": " + place;
+      found.verdict += "\n  " + namedRanks(ranks) + ": " + place;
     }
     found.verdict = printable(found.verdict);
     otherWaits_.push_back(std::move(found));
@@ -347,14 +337,14 @@ std::string Job::placeOf(int64_t rank) const {
   const auto& waits = known->process->otherWaits;
   if (!waits.empty()) {
     const auto& longest = *std::ranges::max_element(waits, {}, &OtherWait::ageMs);
-    return "in " + longest.text + " since " + tenths(longest.ageMs) + ", called at " +
+    return "in " + longest.text + " since " + aboutSeconds(longest.ageMs) + ", called at " +
            lineOf(longest, *known->process);
   }
   std::string text;
   for (const auto& group : known->activity->groups) {
     if (text.empty() && !group.ops.empty()) {
       const auto& op = group.ops.front();
-      text = "in " + op.text + " of group '" + group.name + "' since " + tenths(op.ageMs) +
+      text = "in " + op.text + " of group '" + group.name + "' since " + aboutSeconds(op.ageMs) +
              (op.calledAt.empty() ? "" : ", called at " + op.calledAt);
     }
   }

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/Text.hpp"
 #include "diagnosis/status/Json.hpp"
 #include "host/Process.hpp"
 #include "monitor/Printable.hpp"
@@ -385,15 +386,11 @@ class Text {
     }
   }
 
-  std::string joined(const std::vector<int>& ranks) const {
-    std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-    for (size_t i = 0; i < ranks.size(); ++i) {
-      if (!verbose_ && i == kMostListed) {
-        return text + ", ... (" + std::to_string(ranks.size()) + " in all)";
-      }
-      text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-    }
-    return text;
+  std::string joined(std::vector<int> ranks) const {
+    const auto all = ranks.size();
+    ranks.resize(verbose_ ? all : std::min(all, kMostListed));
+    return namedRanks(ranks) +
+           (ranks.size() == all ? "" : ", ... (" + std::to_string(all) + " in all)");
   }
 
   void writeWarnings(const Communicator& of, const std::string& name) {
