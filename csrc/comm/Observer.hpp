@@ -19,10 +19,10 @@ namespace torchcomms_pg {
 
 class Communicator;
 
-// Why an operation does not end. The fields but `extension` are those of a Failure.
+// Why an operation does not end.
 struct Explanation {
-  std::vector<int> ranks;
-  std::string summary;  // the cause, for an error's first line; empty if unknown
+  std::vector<int> ranks;  // this field, `verdict` and `parting` are for a Failure
+  std::string summary;     // the cause, for an error's first line; empty if unknown
   std::string verdict;
   std::string parting;
   // If positive, nothing has failed: the operation may take that much longer, as `verdict` says.
@@ -95,7 +95,7 @@ class Observer {
 
   // Methods for threads that issue operations and wait for them.
   //
-  // The calling thread has come to collective `seq`.
+  // The calling thread arrives at collective `seq`.
   virtual void arrive(uint64_t /*seq*/, Clock::time_point /*at*/) {}
   // The thread has issued that collective asynchronously. Returns whom its end is notified to, or
   // null.

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import ROOT
 
-import torchcomms_pg._C as extension
+from harness import ROOT
 from torchcomms_pg import _C
 
 TORCH = Path(torch.__file__).parent / "lib"
@@ -19,7 +18,7 @@ TORCH = Path(torch.__file__).parent / "lib"
 
 def objects():
     """Returns the folder of this checkout's build, and the objects of its library."""
-    module = Path(extension.__file__).name.split(".")[0]
+    module = Path(_C.__file__).name.split(".")[0]
     tag = f"torch-{torch.__version__}-{sys.implementation.cache_tag}"
     folder = ROOT / "build" / tag / module
     if not Path(_C.__file__).is_relative_to(ROOT) or not folder.is_dir():

@@ -1,7 +1,7 @@
 """This rank's answers to the question at which statement two ranks of a verdict parted.
 
-The extension asks in a separate thread (csrc/diagnosis/hang/Parting). The rank that leads the diagnosis
-compares itself with one other rank; only these two are asked.
+The extension asks in a separate thread (csrc/diagnosis/hang/Parting). The rank that leads the
+diagnosis compares itself with one other rank; only these two are asked.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-# Largest time limit, in seconds, that a process accepts in a question (csrc/diagnosis/status/Protocol.hpp).
+# Largest time limit, in seconds, that a process accepts in a question
+# (csrc/diagnosis/status/Protocol.hpp).
 LONGEST_WAIT = 60.0
 
 # Seconds for which the client waits beyond the time limit in its question.
