@@ -49,7 +49,7 @@ def all_reduce_once():
     torch.accelerator.synchronize()
 
 
-def test_a_peer_that_does_not_come_ends_in_a_timeout():
+def test_a_missing_peer_ends_in_a_timeout():
     with Ranks(2, init=start) as ranks:
         ranks.start(all_reduce_alone, 2.0, ranks=[0])
         ranks.start(all_reduce_once, ranks=[1])
@@ -58,7 +58,7 @@ def test_a_peer_that_does_not_come_ends_in_a_timeout():
         assert "timed out after 2 s" in outcome.value
 
 
-def test_a_peer_that_dies_releases_the_streams_of_the_others():
+def test_a_dead_peer_releases_the_streams_of_the_others():
     with Ranks(2, init=start) as ranks:
         ranks.start(all_reduce_alone, ranks=[0])
         ranks.start(all_reduce_once, ranks=[1])

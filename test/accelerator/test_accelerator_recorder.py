@@ -39,7 +39,7 @@ def test_a_dump_has_the_states_of_the_moment(world):
 
 
 @on_sim(2)
-def test_a_dump_tells_the_ranks_of_a_group_that_one_of_its_devices_has_not_used(world):
+def test_a_dump_has_the_ranks_of_a_group_that_one_of_its_devices_has_not_used(world):
     group = dist.new_group()
     dist.all_reduce(torch.ones(10, device=DEVICE), group=group)
     torch.accelerator.synchronize()

@@ -89,7 +89,7 @@ def end_four_groups():
 
 
 @pytest.mark.slow
-def test_a_library_that_does_not_let_go_costs_one_group_its_patience_and_not_each():
+def test_an_abort_that_hangs_in_the_library_delays_one_group_and_not_each():
     with Ranks(1, init=test_memory.over_fake) as ranks:
         ranks.run(end_four_groups)
 
@@ -99,7 +99,7 @@ def comes_once():
     torch.accelerator.synchronize()
 
 
-def test_a_blocking_wait_raises_when_the_deadline_has_passed():
+def test_a_blocking_wait_raises_at_the_timeout():
     # torchrun sets the other variable, by which a failure would end the process.
     env = {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     with Ranks(2, init=start, env=env) as ranks:
@@ -111,7 +111,7 @@ def test_a_blocking_wait_raises_when_the_deadline_has_passed():
 
 
 @on_sim(2)
-def test_a_post_hook_is_told_when_the_stream_is_past_the_operation(world):
+def test_a_post_hook_runs_when_the_stream_is_past_the_operation(world):
     group, posts = dist.new_group(), []
     comm = torchcomms_pg.get_comm(group, DEVICE)
     dist.all_reduce(torch.ones(1, device=DEVICE), group=group)

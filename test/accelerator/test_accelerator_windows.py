@@ -282,7 +282,7 @@ def wait_for_rank_1(how, async_op):
 
 @both
 @pytest.mark.parametrize("how", ("die", "abort", "late"))
-def test_a_wait_without_a_signal_ends(how, async_op):
+def test_a_wait_without_a_signal_ends_in_a_timeout(how, async_op):
     with Ranks(2, init=start) as ranks:
         ranks.start(wait_for_rank_1, how, async_op)
         check(ranks.wait(ranks=[0]))
@@ -301,7 +301,7 @@ def register_alone():
     comm.finalize()
 
 
-def test_registering_without_a_peer_that_died_names_it():
+def test_registering_names_a_dead_peer():
     with Ranks(2, init=start) as ranks:
         ranks.start(register_alone)
         check(ranks.wait(ranks=[0]))

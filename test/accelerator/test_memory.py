@@ -242,7 +242,7 @@ def test_a_library_that_refuses_to_suspend_leaves_the_group_usable(world):
 
 
 @on_own_ranks(1, init=over_fake, group_timeout=2)
-def test_suspending_has_the_deadline_of_an_operation():
+def test_suspending_has_the_timeout_of_an_operation():
     library.functions.fakeHang(True)
     with time_limit(1, 25, "suspending"):
         with pytest.raises(torchcomms_pg.CommError, match="suspend .*timed out"):

@@ -379,7 +379,7 @@ def test_a_library_that_starts_from_one_id_gets_one(tmp_path):
     assert [len(each) for each in ids] == [1, 1, 1] and ids[0] == ids[1] == ids[2]
 
 
-def test_ranks_that_differ_in_how_many_ids_there_are_are_told_so(library):
+def test_ranks_that_differ_in_the_number_of_ids_get_an_error(library):
     for error in meet(library, 3, 1, 128):  # rank 1 alone would make none
         assert isinstance(error, torchcomms_pg.CommError)
         assert "rank 1 made no unique id; TORCH_NCCL_RANKS_PER_ROOT" in str(error)
