@@ -131,7 +131,7 @@ def test_every_operation_has_an_example():
     assert without == ["TorchComm.recv"]  # that of send has both
 
 
-def test_what_users_print_tells_what_it_is():
+def test_the_repr_of_public_objects_says_what_they_are():
     for value in (
         torchcomms_pg.ReduceOp.PREMUL_SUM(0.5),
         torchcomms_pg.CommOptions(),

@@ -47,7 +47,7 @@ class Log:
 
 @each_backend
 @on_ranks(2, 3)
-def test_every_operation_is_told_with_its_arguments(world, backend):
+def test_hooks_get_every_operation_with_its_arguments(world, backend):
     comm, rank, op = make("every", backend), dist.get_rank(), torchcomms().ReduceOp
     log, last = Log(comm), world - 1
     t, many = torch.ones(2), torch.ones(world * 2)
@@ -276,7 +276,7 @@ def test_what_a_post_hook_of_an_asynchronous_operation_raises_is_written_to_stde
 
 @each_backend
 @on_ranks(2)
-def test_failure_is_told_by_end_post_and_abort_hooks(world, backend):
+def test_a_failure_calls_end_post_and_abort_hooks(world, backend):
     comm, posts, ends, ended, aborted = make("failure", backend), [], [], threading.Event(), []
     comm.barrier(False)
     dist.barrier()  # all have left that one
@@ -312,7 +312,7 @@ def test_an_abort_hook_may_abort(world):
 
 
 @on_ranks(3)
-def test_shrink_is_told(world):
+def test_hooks_get_a_shrink(world):
     group, rank = dist.new_group(), dist.get_rank()
     if rank < 2:
         log = Log(torchcomms().get_comm(group))
@@ -378,7 +378,7 @@ def on_one_core():
 @each_backend
 @on_ranks(2)
 @pytest.mark.parametrize("kind", ["collective", "message"])
-def test_finalize_waits_until_everybody_has_been_told_of_the_last_operation(world, backend, kind):
+def test_finalize_waits_for_the_hooks_of_the_last_operation(world, backend, kind):
     with on_one_core():
         waits_for_the_last_callback(backend, kind)
 
@@ -406,7 +406,7 @@ def waits_for_the_last_callback(backend, kind):
 
 @each_backend
 @on_ranks(2)
-def test_whoever_is_told_of_an_end_may_end_the_communicator(world, backend):
+def test_an_end_hook_may_end_the_communicator(world, backend):
     for register in (
         lambda comm, end: comm.register_end_hook(lambda args: end()),
         lambda comm, end: comm.register_post_hook(lambda args: end()),
@@ -431,7 +431,7 @@ def test_whoever_is_told_of_an_end_may_end_the_communicator(world, backend):
 
 
 @on_ranks(2)
-def test_an_operation_that_has_ended_has_no_deadline_while_it_is_told(world):
+def test_an_operation_that_has_ended_has_no_timeout_while_its_hooks_run(world):
     comm, told = make("slow"), threading.Event()
     comm.barrier(False)
     dist.barrier()  # all have left that one
@@ -606,7 +606,7 @@ def test_help_shows_every_member_with_its_type(name):
 
 
 @on_ranks(1)
-def test_what_a_hook_gets_is_printed_with_what_it_says(world):
+def test_the_repr_of_hook_arguments_has_their_values(world):
     comm, op = make("printed"), torchcomms().ReduceOp
     log = Log(comm)
     comm.all_reduce(torch.ones(2, 3), op.SUM, False)

@@ -28,7 +28,7 @@ def alone(*args, **options):
 # ---------------------------------------------------------------- hints and options
 
 
-def test_an_unknown_hint_is_told_of_once_and_has_no_effect(monkeypatch):
+def test_an_unknown_hint_is_one_warning_and_has_no_effect(monkeypatch):
     monkeypatch.setattr("torchcomms_pg.options._ignored", set())
     hints = {"torchcomm::ncclx::high_priority_stream": "true", "backend_option": "value"}
     with warnings.catch_warnings(record=True) as caught:
@@ -239,7 +239,7 @@ def test_tensors_numbers_strings_and_containers_are_taken_from_anybody(world):
 
 @each_backend
 @on_ranks(3)
-def test_a_wrong_split_is_told_to_all_that_it_concerns(world, backend):
+def test_a_wrong_split_raises_on_all_ranks_that_it_concerns(world, backend):
     comm, rank = make("splitting", backend), dist.get_rank()
 
     def told(mine, *says):

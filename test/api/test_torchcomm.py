@@ -313,7 +313,7 @@ comm.finalize()
 """
 
 
-def test_a_forked_child_that_exits_is_not_told_to_finalize():
+def test_a_forked_child_that_exits_gets_no_warning_to_finalize():
     # Without the threads of numpy's OpenBLAS, which it joins when a process forks.
     done = run_python("-c", FORKS, OPENBLAS_NUM_THREADS="1")
     assert done.returncode == 0 and "finalize" not in done.stderr, done.stderr

@@ -359,7 +359,7 @@ def test_a_tensor_that_is_not_owned_may_go(world):
 
 
 @on_ranks(2)
-def test_hooks_are_told_of_every_operation_of_a_window(world):
+def test_hooks_get_every_operation_of_a_window(world):
     comm, peer = make("windows"), 1 - dist.get_rank()
     calls, ended = [], []
     comm.register_pre_hook(lambda a: calls.append(("pre", a.name.name, a.op_id, a.peer, a.tensor)))

@@ -199,7 +199,7 @@ def wait_for_rank_1(how, seconds, async_op):
 
 
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
-def test_wait_signal_for_a_killed_rank_ends_and_names_it(async_op):
+def test_wait_signal_for_a_dead_rank_ends_and_names_it(async_op):
     with Ranks(2) as ranks:
         ranks.start(wait_for_rank_1, "kill", grown(30.0), async_op)
         ranks.wait_report(0)
