@@ -248,7 +248,7 @@ def test_a_program_without_findings_ends_well(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_program_has_told_what_it_had_found(tmp_path):
+def test_a_killed_program_has_reported_its_findings(tmp_path):
     code, text = run(tmp_path, "train.py", "killed")
     assert code == 1 and "The program ended with code 137" in text, text
     assert "read the output of an all_reduce before its end" in text, text

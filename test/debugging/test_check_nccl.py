@@ -136,7 +136,7 @@ def test_a_program_that_records_nothing_is_no_success(alone, capfd, code):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_ranks_without_a_store_of_torchrun_are_told_what_to_do(alone):
+def test_ranks_without_a_store_of_torchrun_get_an_error_with_what_to_do(alone):
     alone.setenv("RANK", "0")
     alone.setenv("WORLD_SIZE", "2")
     with pytest.raises(SystemExit, match="TORCHCOMMS_PG_DUMP_AT_EXIT=1"):

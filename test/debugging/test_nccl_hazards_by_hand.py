@@ -60,7 +60,7 @@ def test_a_ring_of_first_sends_hangs_whatever_their_size():
     assert "larger than NCCL's buffer" in str(later) and "train.py:2 " in str(later)
 
 
-def test_the_shortest_circle_is_told_first_and_each_set_of_lines_once():
+def test_the_shortest_deadlock_is_reported_first_and_each_set_of_lines_once():
     ranks = recorders(3, a=[0, 1], b=[1, 2], c=[0, 2])
     for _ in range(4):
         for rank, (first, second) in zip(ranks, ("ac", "ba", "cb")):
@@ -78,7 +78,7 @@ def test_the_shortest_circle_is_told_first_and_each_set_of_lines_once():
     assert lines[4] == "          then all_reduce (8 x Float) #1 of group 0  at train.py:6 in step"
 
 
-def test_hazards_of_the_same_lines_are_told_once_for_all_ranks(monkeypatch):
+def test_hazards_of_the_same_lines_are_reported_once_for_all_ranks(monkeypatch):
     """Such as those of each of the parts of the world that do the same."""
     ranks = recorders(6, a=[0, 1], b=[2, 3], c=[4, 5])
     for rank in ranks:
@@ -96,7 +96,7 @@ def test_hazards_of_the_same_lines_are_told_once_for_all_ranks(monkeypatch):
     assert any("orders of later operations" in line for line in report.not_covered)
 
 
-def test_of_two_circles_at_once_the_one_of_fewer_ranks_comes_first():
+def test_of_two_deadlocks_at_once_the_one_of_fewer_ranks_comes_first():
     ranks = recorders(5, a=[0, 1], b=[1, 2], c=[0, 2], d=[3, 4], e=[3, 4])
     for rank, (first, second) in zip(ranks, ("ac", "ba", "cb", "de", "ed")):
         rank.call("all_reduce", first, line=rank.rank).call("all_reduce", second, line=rank.rank)
@@ -136,7 +136,7 @@ def test_sizes_and_types_of_a_message_are_the_same_on_both_ranks(more):
     assert kinds(hazards(ranks)) == ["sizes"]
 
 
-def test_a_rank_that_never_comes_to_a_groups_first_batch_is_named():
+def test_a_rank_missing_from_a_groups_first_batch_is_named():
     ranks = recorders(3, **{"0:0-1": [0, 1]})
     message(ranks[0], "send", 0, 1, batch=1)
     message(ranks[1], "recv", 0, 1, batch=1)
@@ -146,7 +146,7 @@ def test_a_rank_that_never_comes_to_a_groups_first_batch_is_named():
     assert kinds(hazards(ranks)) == []
 
 
-def test_of_a_rank_whose_ring_has_lost_operations_it_is_not_said_that_it_never_comes():
+def test_a_rank_whose_ring_has_lost_operations_is_not_called_missing():
     ranks = recorders(3, **{"0:0-1": [0, 1], "other": [2]})
     message(ranks[0], "send", 0, 1, batch=1)
     message(ranks[1], "recv", 0, 1, batch=1)
@@ -155,7 +155,7 @@ def test_of_a_rank_whose_ring_has_lost_operations_it_is_not_said_that_it_never_c
     assert kinds(hazards(ranks)) == []
 
 
-def test_a_batch_is_told_with_the_number_of_its_messages():
+def test_a_batch_is_reported_with_the_number_of_its_messages():
     ranks = recorders(2, **{"0:0-1": [0, 1], "other": [0, 1]})
     for rank in ranks:
         rank.call("barrier")
@@ -168,7 +168,7 @@ def test_a_batch_is_told_with_the_number_of_its_messages():
     assert "rank 0: a batch of 2, with send" in told and "then a batch of 2, with recv" in told
 
 
-def test_a_message_in_a_batch_on_one_rank_alone_is_told_in_full():
+def test_a_message_in_a_batch_on_one_rank_alone_is_reported_in_full():
     ranks = recorders(2, **{"0:0-1": [0, 1]})
     for rank in ranks:
         rank.call("all_reduce", line=1)
@@ -224,7 +224,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_torchs_nccl_refuses_is_told_once_for_all_ranks_of_a_line(what):
+def test_what_torchs_nccl_refuses_is_reported_once_for_all_ranks_of_a_line(what):
     ranks = recorders(2)
     for rank in ranks:
         for _ in range(3):
@@ -276,7 +276,7 @@ def test_threads_whose_order_is_another_on_another_rank_are_a_hazard():
     assert "issue from one thread, or let each have its own group" in str(report)
 
 
-def test_lines_that_met_by_chance_are_told_once_for_all_ranks():
+def test_lines_that_met_by_chance_are_reported_once_for_all_ranks():
     ranks = recorders(3)
     for rank in ranks:
         for line in (1, 2) if rank.rank == 0 else (2, 1):
@@ -426,7 +426,7 @@ def test_a_rank_that_skips_the_first_batch_and_comes_with_another_call_is_doubte
     assert "train.py:4 in step" in str(doubt) and "train.py:9 in step" in str(doubt)
 
 
-def test_threads_that_issue_in_several_groups_are_told():
+def test_threads_that_issue_in_several_groups_are_reported():
     ranks = recorders(2, other=[0, 1])
     for rank in ranks:
         rank.call("all_reduce", thread_id="1").call("all_reduce", "other", thread_id="2")
@@ -435,7 +435,7 @@ def test_threads_that_issue_in_several_groups_are_told():
     assert sum("2 threads issued in 2 groups" in line for line in report.not_covered) == 2
 
 
-def test_what_has_not_ended_and_what_is_on_windows_is_told():
+def test_what_has_not_ended_and_what_is_on_windows_is_reported():
     ranks = recorders(2, **{"0:signal 0->1": [0]})
     for rank in ranks:
         rank.call("all_reduce", done=False)
@@ -453,7 +453,7 @@ def test_what_has_not_ended_and_what_is_on_windows_is_told():
         ("nccl", "rank 0: tags, reductions and devices, which its recorder does not tell"),
     ],
 )
-def test_what_another_recorder_leaves_out_is_told(form, line):
+def test_what_another_recorder_leaves_out_is_reported(form, line):
     for seed in range(100):
         outcome = scenes.Outcome(strict_order.make(seed))
         if {call.op for call in outcome.calls[0]} == {"send", "recv", "all_reduce"}:

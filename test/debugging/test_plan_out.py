@@ -180,7 +180,7 @@ def test_of_a_large_plan_the_ranks_that_were_run_are_written(tmp_path, monkeypat
         chakra.write(answer, tmp_path / "none", ranks=[32])
 
 
-def test_what_a_simulator_does_not_find_is_told(tmp_path):
+def test_what_a_simulator_does_not_find_is_reported(tmp_path):
     made = mesh(4)
     group = group_of(made, 0, 0)
     many = [call("reduce", group, root=0), call("recv", group, -1), call("all_gather", group)]
@@ -200,7 +200,7 @@ def test_a_folder_with_files_is_refused(tmp_path):
         chakra.check(tmp_path)
 
 
-def test_a_missing_protobuf_is_told_with_the_command_that_installs_it(tmp_path, monkeypatch):
+def test_a_missing_protobuf_is_an_error_with_the_command_that_installs_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "google.protobuf", None)
     with pytest.raises(MissingPackageError, match=r"pip install 'torchcomms_pg\[chakra\]'"):
         chakra.check(tmp_path)

@@ -194,7 +194,7 @@ def test_volumes_are_those_of_a_ring_and_of_a_tree():
         ("ranks 0, 8", [0, 8]),
     ],
 )
-def test_ranks_are_told_as_ranges(text, ranks):
+def test_ranks_are_written_as_ranges(text, ranks):
     assert as_ranges(ranks) == text
 
 

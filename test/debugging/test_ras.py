@@ -187,7 +187,7 @@ def ends(ranks):
 
 
 @pytest.mark.parametrize("backend", ["torchcomms", WATCHED])
-def test_a_healthy_job_is_told_as_text_and_as_json(started, port, backend):
+def test_a_healthy_job_is_shown_as_text_and_as_json(started, port, backend):
     with started(2) as ranks:
         in_a_running_job(ranks, backend)
         healthy = []
@@ -233,7 +233,7 @@ def one_does_not_come(args, world, backend):
 
 @pytest.mark.rotation
 @pytest.mark.parametrize("backend", ["torchcomms", WATCHED])
-def test_a_rank_that_has_not_come_is_behind_the_others_and_named(started, port, backend):
+def test_a_late_rank_is_behind_the_others_and_named(started, port, backend):
     with started(3) as ranks:
         ranks.start(one_does_not_come, ranks.store_args(), 3, backend)
         ranks.wait_report(1)
@@ -270,7 +270,7 @@ def test_a_rank_that_has_not_come_is_behind_the_others_and_named(started, port, 
 
 
 @pytest.mark.stops_ranks
-def test_ranks_that_are_stopped_or_dead_are_missing_and_watchers_are_told(started, port):
+def test_stopped_and_dead_ranks_are_missing_and_watchers_get_an_event(started, port):
     with started(4) as ranks, contextlib.ExitStack() as stack:
         in_a_running_job(ranks)
         complete(port)
@@ -618,7 +618,7 @@ def ncclras():
 
 @pytest.mark.timeout(120)
 @pytest.mark.skipif(torch.__version__ < "2.14", reason="c10d has hooks from 2.14 on")
-def test_an_unchanged_program_under_torchrun_is_told_of(tmp_path, port, monkeypatch):
+def test_an_unchanged_program_under_torchrun_is_shown(tmp_path, port, monkeypatch):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     monkeypatch.setenv("TORCHCOMMS_PG_STATUS", str(tmp_path / "status"))

@@ -215,7 +215,7 @@ def absent_rank(args):
     return group.group_name
 
 
-def test_a_hang_is_dumped_on_all_ranks_and_names_the_absent(recording, tmp_path):
+def test_a_hang_is_dumped_on_all_ranks_and_names_the_missing_rank(recording, tmp_path):
     """Also by the rank that is late, which waits for nothing and raises nothing.
 
     The analyser says so from the command line, too.

@@ -125,7 +125,7 @@ def test_operations_that_all_finished_are_fine(tmp_path, form):
     assert (found.kind, found.culprits) == ("fine", [])
 
 
-def test_the_rank_that_did_not_come_is_named_with_what_it_did_last(tmp_path):
+def test_a_missing_rank_is_named_with_its_last_operation(tmp_path):
     ranks = recorders(3)
     for rank in ranks:
         rank.call("broadcast", line=7)
@@ -158,7 +158,7 @@ def test_a_verdict_on_64_ranks_has_a_line_for_each_place_of_the_ranks_that_wait(
     ]
 
 
-def test_a_call_that_a_rank_has_left_out_long_before_is_told(tmp_path):
+def test_a_call_that_a_rank_has_skipped_long_before_is_named(tmp_path):
     ranks = recorders(3)
     for rank in ranks:
         for step in range(6):
@@ -173,7 +173,7 @@ def test_a_call_that_a_rank_has_left_out_long_before_is_told(tmp_path):
     assert f"{since} step, rank 0: train.py:20 in step)" in text
 
 
-def test_ranks_that_call_from_different_lines_as_a_rule_are_not_told_of(tmp_path):
+def test_ranks_that_always_call_from_different_lines_get_no_finding(tmp_path):
     ranks = recorders(2)
     for rank in ranks:
         for step in range(6):
@@ -195,7 +195,7 @@ def test_blame_goes_past_a_victim_to_the_rank_it_waits_for(tmp_path):
     assert "rank 1" not in str(found).splitlines()[0]
 
 
-def test_two_groups_called_in_different_orders_are_told_as_such(tmp_path):
+def test_two_groups_called_in_different_orders_are_a_deadlock(tmp_path):
     ranks = recorders(2, other=[0, 1])
     ranks[0].call("all_reduce", done=False)
     ranks[1].call("all_reduce", "other", done=False)
@@ -231,7 +231,7 @@ def test_a_rank_in_an_operation_that_is_under_way_is_no_culprit(tmp_path):
     assert str(found).startswith("all ranks have arrived at barrier")
 
 
-def test_every_culprit_is_told_and_first_the_one_who_holds_up_the_most(tmp_path):
+def test_every_culprit_is_named_and_first_the_one_that_holds_up_the_most(tmp_path):
     ranks = recorders(5, left=[0, 1], right=[2, 3, 4])
     ranks[0].call("all_reduce", "left", done=False)
     ranks[2].later(1).call("all_reduce", "right", done=False)
@@ -293,7 +293,7 @@ def test_a_group_that_is_made_again_counts_anew(tmp_path):
     [("all_gather", {}), ("all_reduce", dict(numel=9)), ("all_reduce", dict(dtype="Half"))],
     ids=["operation", "size", "dtype"],
 )
-def test_the_rank_that_disagrees_with_the_others_is_named_with_both_calls(tmp_path, other):
+def test_a_mismatch_names_the_one_rank_that_differs_with_both_calls(tmp_path, other):
     ranks = recorders(3)
     op, how = other
     for rank in ranks:
@@ -309,7 +309,7 @@ def test_the_rank_that_disagrees_with_the_others_is_named_with_both_calls(tmp_pa
     assert f"rank 1: {op} (" in str(found)
 
 
-def test_two_ranks_that_disagree_are_both_named(tmp_path):
+def test_a_mismatch_of_two_ranks_names_both(tmp_path):
     ranks = recorders(2)
     ranks[0].call("all_reduce", done=False)
     ranks[1].call("broadcast", done=False)
@@ -325,7 +325,7 @@ def test_sizes_that_differ_by_design_are_no_mismatch(tmp_path, op):
     assert verdict(tmp_path, ranks).kind == "unfinished"
 
 
-def test_a_message_without_its_other_side_names_who_has_not_posted_it(tmp_path):
+def test_a_missing_message_names_the_rank_that_has_not_posted_it(tmp_path):
     ranks = recorders(3, pair=[2, 0])
     # In names of operations ranks are those of the group: 0 is rank 2 here.
     ranks[2].call("send 0->1", "pair", done=False)
@@ -369,7 +369,7 @@ def test_messages_of_different_sizes_are_both_named(tmp_path):
     assert "send 0->1 (8 x Float)" in str(found) and "recv 0->1 (5 x Float)" in str(found)
 
 
-def test_a_rank_whose_message_has_left_is_not_said_to_have_stayed_away(tmp_path):
+def test_a_rank_that_has_sent_its_message_is_not_missing(tmp_path):
     """A send of little data ends at once, also where the receive is for another tag."""
     ranks = pairs(2)
     ranks[0].call("send 0->1", "0:0-1", collective_seq_id=1)
@@ -379,7 +379,7 @@ def test_a_rank_whose_message_has_left_is_not_said_to_have_stayed_away(tmp_path)
     assert "rank 0 did last with rank 1: send 0->1 (8 x Float) #1, finished" in str(found)
 
 
-def test_what_a_rank_has_sent_before_is_said_of_one_that_is_missed(tmp_path):
+def test_a_missing_sender_is_named_with_its_last_send(tmp_path):
     ranks = pairs(2)
     ranks[0].call("send 0->1", "0:0-1", collective_seq_id=1)
     ranks[1].call("recv 1<-0", "0:0-1", collective_seq_id=1)
@@ -391,7 +391,7 @@ def test_what_a_rank_has_sent_before_is_said_of_one_that_is_missed(tmp_path):
     assert "nothing" not in str(found)
 
 
-def test_nobody_is_said_to_have_missed_a_receive_from_any_rank(tmp_path):
+def test_a_receive_from_any_rank_has_no_missing_rank(tmp_path):
     ranks = pairs(3)
     ranks[0].call("send 0->1", "0:0-1", collective_seq_id=1)
     ranks[1].call("recv 1<-0", "0:0-1", collective_seq_id=1).call("recv 1<-?", done=False)
@@ -403,7 +403,7 @@ def test_nobody_is_said_to_have_missed_a_receive_from_any_rank(tmp_path):
 
 
 @pytest.mark.parametrize("signalled", [False, True])
-def test_a_signal_that_is_waited_for_is_missed_on_its_sender(tmp_path, signalled):
+def test_a_missing_signal_names_its_sender(tmp_path, signalled):
     ranks = recorders(2, **{"0:signal 0->1": [0], "0:wait_signal 1<-0": [1]})
     if signalled:
         ranks[0].call("coalesced", "0:signal 0->1")
@@ -530,7 +530,7 @@ def test_dumps_that_torchs_gloo_has_written_are_understood(tmp_path):
     assert "rank 1 has not arrived at all_reduce (4 x Float) #2 of group 0" in str(found)
 
 
-def test_a_rank_without_a_dump_is_said_to_be_unknown(tmp_path):
+def test_a_rank_with_a_missing_dump_is_unknown(tmp_path):
     ranks = recorders(2)
     ranks[0].call("all_reduce", done=False)
     found = verdict(tmp_path, ranks[:1])
@@ -538,7 +538,7 @@ def test_a_rank_without_a_dump_is_said_to_be_unknown(tmp_path):
     assert "rank 1 left no dump" in str(found)
 
 
-def test_ranks_without_a_dump_are_told_after_those_who_are_proven_to_hold_up_others(tmp_path):
+def test_ranks_with_a_missing_dump_are_named_after_proven_culprits(tmp_path):
     ranks = recorders(3)
     ranks[0].call("all_reduce", done=False)
     found = verdict(tmp_path, ranks[:2])
@@ -606,7 +606,7 @@ def test_one_file_that_cannot_be_read_does_not_stop_the_rest(tmp_path, capsys):
     assert "rank 2 left no dump that is of use" in out and "dump_2: neither JSON nor" in out
 
 
-def test_the_help_tells_the_codes(capsys):
+def test_the_help_has_the_exit_codes(capsys):
     with pytest.raises(SystemExit) as end:
         main(["--help"])
     assert end.value.code == 0
@@ -624,7 +624,7 @@ def test_operations_that_a_full_ring_forgot_are_not_missed(tmp_path):
     assert verdict(tmp_path, ranks).kind == "unfinished"
 
 
-def test_the_rank_that_comes_late_is_first_in_the_list_with_its_delay(tmp_path):
+def test_a_late_rank_is_first_in_the_list_with_its_delay(tmp_path):
     ranks = recorders(3)
     for turn in range(4):
         for rank in ranks:

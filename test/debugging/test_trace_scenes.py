@@ -48,7 +48,7 @@ WRONG = {"ours": 0.02, "nccl": 0.02, "gloo": 0.02, "hook": 0.04}
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("form", scene_dumps.FORMS)
-def test_nobody_is_accused_who_waits_and_everybody_is_told_who_holds_up_others(form):
+def test_no_rank_that_waits_is_accused_and_every_culprit_is_named(form):
     began = time.process_time()
     named, silent, wrong = 0, Counter(), Counter()
     for seed, result in judgements(form, range(SEED, SEED + COUNT // len(scene_dumps.FORMS))):
