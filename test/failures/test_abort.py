@@ -112,7 +112,7 @@ def peers_told(args):
                 dist.all_reduce(torch.ones(1000), group=group)
 
 
-def test_abort_releases_the_peers_and_tells_them_who():
+def test_abort_releases_the_peers_and_names_the_rank():
     pool(3).run(peers_told, pool(3).store_args())
 
 

@@ -53,7 +53,7 @@ def compiles_for_long(args, world, kind, given_up=False):
 
 @pytest.mark.rotation
 @pytest.mark.parametrize("kind", ["dist", "shm", "gloo"])
-def test_nobody_gives_up_on_a_rank_that_compiles(kind):
+def test_a_timeout_is_extended_while_a_rank_compiles(kind):
     with Ranks(3, init=False) as ranks:
         ranks.start(compiles_for_long, ranks.store_args(), 3, kind)
         said = lambda: ranks.output(0) + ranks.output(2)  # noqa: E731
@@ -69,7 +69,7 @@ def test_nobody_gives_up_on_a_rank_that_compiles(kind):
 
 
 @pytest.mark.parametrize("seconds", ["0", "0.6"])
-def test_only_up_to_the_limit(seconds):
+def test_a_timeout_is_extended_only_up_to_the_limit(seconds):
     env = {"TORCHCOMM_COMPILE_TIMEOUT_SECONDS": seconds}
     with Ranks(2, init=False, env=env) as ranks:
         with time_limit(0, 25, "the failure"):  # rank 1 would compile for longer

@@ -82,7 +82,7 @@ def until_failure(peers_of=None):
 
 @beyond_gloo
 @pytest.mark.parametrize("seed", range(6))
-def test_kill_9_at_a_random_moment_is_reported_by_all_survivors(seed):
+def test_a_rank_dead_by_kill_9_at_a_random_moment_is_named_by_all_survivors(seed):
     before = shared_memory()
     generator = random.Random(seed)
     world = generator.choice([2, 3, 4])
@@ -110,7 +110,7 @@ def test_kill_9_at_a_random_moment_is_reported_by_all_survivors(seed):
 
 @beyond_gloo
 @pytest.mark.parametrize("seed", range(4))
-def test_kill_9_during_init_leaves_nothing_and_ends_in_time(seed):
+def test_a_rank_dead_by_kill_9_during_init_leaves_nothing_and_ends_in_time(seed):
     before = shared_memory()
     generator = random.Random(seed)
     with Ranks(3, init=False) as ranks:

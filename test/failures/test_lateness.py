@@ -109,7 +109,7 @@ def computes_longer(backend, args, world, ddp):
 
 @pytest.mark.parametrize("ddp", [False, True], ids=["calls", "ddp"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_rank_that_computes_longer_is_named_within_20_steps(backend, ddp):
+def test_a_late_rank_is_named_within_20_steps(backend, ddp):
     with Ranks(3, init=False) as ranks:
         for told in ranks.run(computes_longer, backend, ranks.store_args(), 3, ddp):
             assert [each.rank for each in told] == [0, 1, 2]
@@ -135,7 +135,7 @@ def takes_equally_long(backend, args, world):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_of_ranks_that_take_equally_long_nobody_is_named(backend):
+def test_ranks_that_take_equally_long_are_not_called_late(backend):
     with Ranks(3, init=False) as ranks:
         for seen in ranks.run(takes_equally_long, backend, ranks.store_args(), 3):
             assert seen[-1] == []
@@ -233,7 +233,7 @@ def asks_too_much(args, world):
     meet(store, "gone", world)
 
 
-def test_a_group_that_cannot_tell_says_why_and_one_that_has_ended_leaves_no_keys():
+def test_a_group_without_lateness_says_why_and_one_that_has_ended_leaves_no_keys():
     with Ranks(2, init=False) as ranks:
         ranks.run(asks_too_much, ranks.store_args(), 2)
 

@@ -38,7 +38,7 @@ def messages_that_do_not_fit(port, prefix, sent, received):
 
 
 @pytest.mark.parametrize("sent, received", [(4, 5), (5, 4), (0, 4), (4, 0)])
-def test_messages_that_do_not_fit_fail_the_group_and_end_once(sent, received):
+def test_mismatched_messages_fail_the_group_and_end_once(sent, received):
     with Ranks(2, init=False) as ranks:
         ranks.run(messages_that_do_not_fit, *ranks.store_args(), sent, received)
 
@@ -57,7 +57,7 @@ def differ_in_the_first_collective():
     return told
 
 
-def test_a_mismatch_in_a_groups_first_collective_is_told_as_that_collectives():
+def test_a_mismatch_in_a_groups_first_collective_is_that_collectives_error():
     with Ranks(4) as ranks:
         for told in ranks.run(differ_in_the_first_collective):
             for text, op in told:
@@ -102,13 +102,13 @@ def destroy_after(call, port, prefix, world):
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("call", ROOTED)
-def test_another_root_is_told_at_the_latest_when_the_group_ends(call, world):
+def test_a_mismatch_of_roots_is_an_error_at_the_latest_when_the_group_ends(call, world):
     with Ranks(world, init=False) as ranks:
         ranks.run(destroy_after, call, *ranks.store_args(), world)
 
 
 @on_ranks(2, 3)
-def test_another_root_is_told_at_the_latest_by_the_next_operation(world):
+def test_a_mismatch_of_roots_is_an_error_at_the_latest_at_the_next_operation(world):
     comm, rank = make("roots"), dist.get_rank()
     with pytest.raises(torchcomms().CommError) as caught:
         comm.broadcast(torch.ones(4), rank, False)
@@ -118,7 +118,7 @@ def test_another_root_is_told_at_the_latest_by_the_next_operation(world):
 
 
 @on_ranks(2)
-def test_finalize_tells_of_another_root_and_frees_all(world):
+def test_finalize_raises_a_mismatch_of_roots_and_frees_all(world):
     comm, rank = make("roots"), dist.get_rank()
     told = []
     for step in (lambda: comm.broadcast(torch.ones(4), rank, False), comm.finalize):
@@ -135,7 +135,7 @@ def test_finalize_tells_of_another_root_and_frees_all(world):
 
 @each_backend
 @on_ranks(2)
-def test_a_barrier_is_called_one(world, backend):
+def test_a_mismatch_with_a_barrier_names_the_barrier(world, backend):
     comm = make("names", backend)
     comm.barrier(False)
     with pytest.raises(torchcomms().CommError) as caught:

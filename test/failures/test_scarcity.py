@@ -94,7 +94,7 @@ def time_out():
     return str(raised.value), took
 
 
-def test_deadlines_are_kept_and_verdicts_reached_without_a_thread_to_spare():
+def test_timeouts_are_kept_and_verdicts_reached_without_a_thread_to_spare():
     with Ranks(2) as ranks:
         text, took = ranks.run(time_out)[1]
         assert "rank 0 has not arrived at all_reduce" in text, text

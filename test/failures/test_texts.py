@@ -42,7 +42,7 @@ def mistakes():
     return [text_of(body) for body in (all_to_all, reduce_scatter, reduce_op, overlapping)]
 
 
-def test_of_a_callers_mistakes():
+def test_the_texts_of_a_callers_mistakes():
     all_to_all, reduce_scatter, reduce_op, overlapping = pool(2).run(mistakes)[0]
     assert_expected_inline(
         all_to_all,
@@ -68,7 +68,7 @@ def mismatch():
     return text_of(dist.all_reduce, torch.zeros(8 + rank))
 
 
-def test_of_calls_that_do_not_match():
+def test_the_texts_of_mismatches():
     with Ranks(2) as ranks:
         text, other = ranks.run(mismatch)
     assert_expected_inline(

@@ -93,7 +93,7 @@ CALLS = {
 
 
 @on_ranks(2, 3)
-def test_a_large_all_reduce_names_the_rank_that_never_called(world):
+def test_a_large_all_reduce_names_the_missing_rank(world):
     limit = LIMIT if world == 2 else TOGETHER
     group = short_group(limit)
     tensor = torch.ones(600_001)
@@ -105,7 +105,7 @@ def test_a_large_all_reduce_names_the_rank_that_never_called(world):
 @on_ranks(3)
 @pytest.mark.rotation
 @pytest.mark.parametrize("op", CALLS)
-def test_every_collective_names_the_rank_that_never_called(world, op):
+def test_every_collective_names_the_missing_rank(world, op):
     group = short_group(TOGETHER)
     if dist.get_rank() != world - 1:
         fails(op, [world - 1], group, lambda: CALLS[op](group, world), TOGETHER)
@@ -122,7 +122,7 @@ def test_all_missing_ranks_are_named(world):
 
 
 @on_ranks(2, 3)
-def test_the_first_operation_of_a_group_has_the_same_deadline(world):
+def test_the_first_operation_of_a_group_has_the_same_timeout(world):
     """Setting up the communicator is covered too: nothing of it waits for ever."""
     limit = LIMIT if world == 2 else TOGETHER
     group = short_group(limit, warm=False)
@@ -161,7 +161,7 @@ def test_the_error_of_an_operation_that_another_takes_along_begins_with_its_own_
 
 
 @on_ranks(2)
-def test_a_message_that_nobody_sends_names_the_sender(world):
+def test_a_missing_message_names_the_sender(world):
     group = short_group()
     if dist.get_rank() == 0:
         fails("recv", [1], group, lambda: dist.recv(torch.empty(5), 1, group=group))
@@ -278,7 +278,7 @@ def join_short(port, prefix, world):
         assert re.search(r"(?i)rank[^.]*\b2\b", str(caught.value)), str(caught.value)
 
 
-def test_a_rank_that_never_comes_to_init_is_named():
+def test_a_rank_missing_from_init_is_named():
     with Ranks(2, init=False) as ranks:
         ranks.start(join_short, *ranks.store_args(), 3)
         check(ranks.wait())
@@ -319,7 +319,7 @@ def fill_stderr():
 @beyond_gloo
 @pytest.mark.parametrize("relaxed", [False, True], ids=["", "a rank asks for time"])
 @on_own_ranks(2)
-def test_a_stderr_that_nobody_reads_stops_no_deadline(world, relaxed):
+def test_a_stderr_that_nobody_reads_delays_no_timeout(world, relaxed):
     """Nor does the monitor's line about a rank that asks for time."""
     import torchcomms_pg
 

@@ -96,7 +96,7 @@ def saves_a_checkpoint(group, world):
 
 @pytest.mark.rotation
 @pytest.mark.parametrize("kind", BACKENDS)
-def test_every_rank_raises_one_verdict_that_one_prints_and_that_says_where_the_missing_one_is(kind):
+def test_every_rank_raises_one_verdict_with_the_line_of_the_missing_rank_and_one_prints_it(kind):
     ranks, values = all_answered(one_stays_away, kind, 3, 1)
     with ranks:
         (named, verdict, text), other = values[0], values[2]
@@ -142,7 +142,7 @@ def status(pid):
 
 @pytest.mark.stops_ranks
 @again_if_a_rank_did_not_answer
-def test_a_stopped_process_is_said_to_be_stopped():
+def test_the_verdict_names_a_stopped_process():
     """Over every library in the fault matrix."""
     with Ranks(2, init=False) as ranks:
         ranks.start(is_stopped, ranks.store_args(), 2)
@@ -279,7 +279,7 @@ def computes_while_another_waits(kind, args, world):
 
 @pytest.mark.rotation
 @pytest.mark.parametrize("kind", BACKENDS)
-def test_a_rank_that_computes_is_not_said_to_wait(kind):
+def test_a_rank_that_computes_does_not_wait_in_the_verdict(kind):
     ranks, ((named, verdict), _) = all_answered(computes_while_another_waits, kind, 2)
     ranks.close()
     assert named == [0] and "deadlock" not in verdict, verdict
@@ -299,7 +299,7 @@ def waits_for_the_next(kind, args, world):
 
 @pytest.mark.rotation
 @pytest.mark.parametrize("kind", BACKENDS)
-def test_ranks_that_wait_for_each_others_messages_are_a_circle_and_none_is_blamed(kind):
+def test_ranks_that_wait_for_each_others_messages_are_a_deadlock_and_none_is_blamed(kind):
     ranks, values = all_answered(waits_for_the_next, kind, 3)
     ranks.close()
     for named, verdict, text in values:
@@ -326,7 +326,7 @@ def receives_what_is_reduced(kind, args, world):
 
 @pytest.mark.rotation
 @pytest.mark.parametrize("kind", BACKENDS)
-def test_no_rank_is_told_that_it_did_not_arrive_where_it_waits(kind):
+def test_no_verdict_calls_a_rank_missing_where_it_waits(kind):
     ranks, values = all_answered(receives_what_is_reduced, kind, 2)
     ranks.close()
     for named, verdict in values:
@@ -377,7 +377,7 @@ def waits_for_a_message(kind, args, world):
 
 @pytest.mark.rotation
 @pytest.mark.parametrize("kind", BACKENDS)
-def test_the_sender_of_a_message_that_does_not_come_is_shown(kind):
+def test_the_verdict_shows_the_sender_of_a_missing_message(kind):
     ranks, ((named, verdict), _) = all_answered(waits_for_a_message, kind, 2)
     ranks.close()
     assert named == [1]
@@ -464,7 +464,7 @@ def shrinks_twice(kind, args, world):
 
 
 @pytest.mark.parametrize("home", ["/home/me/pytorch", "/opt/python/lib/python3/dist-packages"])
-def test_the_programs_line_is_told_wherever_torch_lies(monkeypatch, home):
+def test_the_verdict_has_the_programs_line_wherever_torch_lies(monkeypatch, home):
     monkeypatch.setattr(torch, "__file__", f"{home}/torch/__init__.py")
     stacks = importlib.util.module_from_spec(torchcomms_pg.python_stacks.__spec__)
     stacks.__spec__.loader.exec_module(stacks)
