@@ -86,7 +86,7 @@ def test_what_is_missing_is_named(bare):
 
 
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
-def test_a_rank_that_does_not_come_is_named_at_the_deadline(bare, backend):
+def test_a_missing_rank_is_named_at_the_timeout(bare, backend):
     with time_limit(0.5, 10, "new_comm"):
         with pytest.raises(torchcomms().CommError, match="rank 1 did not come"):
             alone(backend, rank=0, size=2, timeout=datetime.timedelta(seconds=1))

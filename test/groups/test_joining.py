@@ -38,7 +38,7 @@ def new_group_without(victim):
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_death_during_new_group_is_told_by_all_survivors(victim):
+def test_a_rank_dead_during_new_group_is_named_by_all_survivors(victim):
     with Ranks(3) as ranks:
         ranks.start(new_group_without, victim)
         outcomes = ranks.wait()
@@ -66,7 +66,7 @@ def meet(args, came):
     return str(raised.value), raised.value.ranks
 
 
-def test_a_death_after_a_rank_has_come_is_told_where_no_group_knew_it():
+def test_a_rank_dead_after_it_has_joined_is_named_where_no_group_knew_it():
     with Ranks(3, init=False) as ranks:
         args = ranks.store_args()
         store = connect_store(*args)
@@ -110,7 +110,7 @@ def place(store):
 
 
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_a_rank_that_cannot_join_tells_all_its_reason(culprit):
+def test_the_reason_of_a_rank_that_cannot_join_is_in_the_error_of_all(culprit):
     with Ranks(3) as ranks:
         for rank, (text, named, took) in enumerate(ranks.run(join_without_descriptors, culprit)):
             assert "Too many open files" in text, text
@@ -216,7 +216,7 @@ def join_beside_an_empty_value(key):
     return str(raised.value)
 
 
-def test_an_empty_value_in_the_store_is_told_with_its_key():
+def test_an_empty_value_in_the_store_is_an_error_with_its_key():
     key = "torchcomm/tried/torchcomms_pg/tried/2/1/answer"
     with Ranks(2) as ranks:
         for text in ranks.run(join_beside_an_empty_value, key):
@@ -289,7 +289,7 @@ def join_as_another_user(culprit):
 
 
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_a_rank_of_another_user_is_told_to_all(culprit):
+def test_a_rank_of_another_user_is_in_the_error_of_all(culprit):
     """Who opens the other's memory is refused, and says so."""
     if os.geteuid() != 0:
         pytest.skip("takes a second user")

@@ -160,7 +160,7 @@ def go_on_without(victim):
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_two_go_on_after_kill_9_of_the_third(victim):
+def test_two_members_go_on_once_the_third_is_dead_by_kill_9(victim):
     with Ranks(3) as ranks:
         ranks.start(go_on_without, victim)
         for rank in range(3):
@@ -172,7 +172,7 @@ def test_two_go_on_after_kill_9_of_the_third(victim):
 
 
 @on_own_ranks(3)
-def test_a_member_that_does_not_come_is_named_in_time_and_the_group_stays(world):
+def test_a_missing_member_is_named_at_the_timeout_and_the_group_stays(world):
     me = dist.get_rank()
     handles = handles_of(range(world), "late")
     store = dist.distributed_c10d._get_default_store()
@@ -194,7 +194,7 @@ def test_a_member_that_does_not_come_is_named_in_time_and_the_group_stays(world)
 
 
 @on_own_ranks(2)
-def test_members_that_were_told_of_different_handles_do_not_meet():
+def test_members_with_different_handles_do_not_meet():
     me = dist.get_rank()
     handles = handles_of(range(2), "different")
     with pytest.raises(torchcomms().CommError, match="the same handles in the same order"):
