@@ -56,7 +56,7 @@ def test_messages_of_any_size_overtake_each_other_only_by_tag(world):
 
 
 @on_ranks(2)
-def test_ranks_that_call_different_operations_both_learn_so(world):
+def test_a_mismatch_is_an_error_on_both_ranks(world):
     for first, second, words in (
         (lambda c: c.all_reduce(torch.ones(4), torchcomms().ReduceOp.SUM, False),
          lambda c: c.all_reduce(torch.ones(5), torchcomms().ReduceOp.SUM, False),
@@ -76,7 +76,7 @@ def test_ranks_that_call_different_operations_both_learn_so(world):
 
 
 @on_ranks(2)
-def test_other_roots_are_told_at_the_deadline_and_nobody_is_called_late(world):
+def test_a_mismatch_of_roots_is_an_error_at_the_timeout_and_nobody_is_called_late(world):
     me, op = dist.get_rank(), torchcomms().ReduceOp
     one, both = torch.ones(4), [torch.ones(4), torch.ones(4)]
     calls = {
@@ -130,7 +130,7 @@ def test_a_dead_peer_ends_every_wait():
 
 
 @on_ranks(3)
-def test_whoever_aborts_is_in_the_error_of_all_others(world):
+def test_a_rank_that_calls_abort_is_in_the_error_of_all_others(world):
     comm = make("aborted", "gloo")
     comm.barrier(False)
     if dist.get_rank() == 1:

@@ -306,7 +306,7 @@ def expect_more(rank, world):
     assert "rank 3 on host-b expects 8 bytes of rank 0 on host-a, which sends it 4" in text, text
 
 
-def test_ranks_of_hosts_that_disagree_on_splits_are_told_by_how_much():
+def test_a_mismatch_of_splits_between_hosts_says_by_how_much():
     on_hosts(in_group, "aabb", expect_more)
 
 

@@ -92,7 +92,7 @@ def join_with(victim, args, places):
 
 
 @pytest.mark.parametrize("places, victim", [("aabb", 3), ("abba", 2), ("aaabb", 1)])
-def test_a_death_while_a_host_joins_is_told_by_the_number_in_the_group(places, victim):
+def test_a_rank_dead_while_a_host_joins_is_named_by_its_number_in_the_group(places, victim):
     world = len(places)
     others = [rank for rank in range(world) if rank != victim]
     with Ranks(world, init=False) as ranks:
@@ -126,7 +126,7 @@ def all_name(victim, outcomes):
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2, 3])
-def test_a_death_before_new_group_is_told_on_all_hosts(victim):
+def test_a_rank_dead_before_new_group_is_named_on_all_hosts(victim):
     others = [rank for rank in range(4) if rank != victim]
     with Ranks(4, init=False) as ranks:
         ranks.start(make_group_without, victim, ranks.store_args(), "aabb")
@@ -137,7 +137,7 @@ def test_a_death_before_new_group_is_told_on_all_hosts(victim):
 
 
 @pytest.mark.parametrize("places", ["aabb", "aaaa"])
-def test_a_rank_that_was_told_of_a_death_and_has_ended_since_is_not_the_one_that_died(places):
+def test_a_rank_that_has_ended_after_anothers_death_is_not_called_dead(places):
     """Rank 0 comes when rank 1, which waited for rank 3, has raised and ended."""
     with Ranks(4, init=False) as ranks:
         ranks.start(make_group_without, 3, ranks.store_args(), places)
@@ -219,7 +219,7 @@ def test_a_connection_that_breaks_between_living_ranks_accuses_neither(places, c
 
 
 @pytest.mark.parametrize("places, culprit", [("ab", 1), ("aab", 2), ("abc", 1)])
-def test_a_rank_that_is_killed_alone_on_its_host_is_named_since_it_does_not_answer(places, culprit):
+def test_a_rank_dead_alone_on_its_host_is_named_since_it_does_not_answer(places, culprit):
     for text, named in what_is_told(places, 1000, culprit, "kill"):
         assert named == [culprit] and f"rank {culprit} on host-" in text, (named, text)
         assert "does not answer" in text, text

@@ -110,7 +110,7 @@ numbers = pytest.mark.parametrize(
 
 @numbers
 @pytest.mark.parametrize("lost", [1, 3])
-def test_a_rank_that_is_killed_is_named_with_its_host_on_all_hosts(possible, lost, number):
+def test_a_dead_rank_is_named_with_its_host_on_all_hosts(possible, lost, number):
     others = [rank for rank in range(4) if rank != lost]
     for text, _, named in lose([0, 0, 1, 1], number, lambda _, ranks: ranks.kill(lost), others):
         assert f"rank {lost} on host{lost // 2}" in text and named == [lost], text
@@ -123,7 +123,7 @@ def test_a_rank_is_not_accused_by_others_when_the_store_went_with_the_one_that_d
 
 @pytest.mark.stops_ranks
 @numbers
-def test_a_rank_that_is_stopped_is_named_at_the_deadline(possible, number):
+def test_a_stopped_rank_is_named_at_the_timeout(possible, number):
     for text, _, named in lose(
         [0, 0, 1, 1], number, lambda _, ranks: ranks.kill(3, signal.SIGSTOP), [0, 1, 2]
     ):
@@ -131,7 +131,7 @@ def test_a_rank_that_is_stopped_is_named_at_the_deadline(possible, number):
 
 
 @numbers
-def test_a_rank_that_is_late_is_named_and_not_those_who_wait_for_it(possible, number):
+def test_a_late_rank_is_named_and_not_those_who_wait_for_it(possible, number):
     for text, _, named in lose([0, 0, 1, 1], number, lambda *_: None, [0, 1, 2], late=[3]):
         assert named == [3] and "3 on host1 did not arrive" in text, text
 
@@ -146,7 +146,7 @@ def test_a_host_that_is_gone_is_named_by_a_rank_of_it(possible):
 
 
 @numbers
-def test_a_link_that_is_cut_ends_every_wait_at_the_deadline(possible, number):
+def test_a_link_that_is_cut_ends_every_wait_at_the_timeout(possible, number):
     told = lose([0, 0, 1, 1], number, lambda network, _: network.cut(1), [0, 1, 2, 3])
     for text, _, named in told[:2]:
         assert named == [2, 3] and "on host1" in text and "did not answer" in text, text
@@ -273,19 +273,19 @@ def assert_interface_is_named(rank, wrong, host, text, named):
 
 
 @pytest.mark.parametrize("wrong", [0, 3])
-def test_an_interface_that_one_rank_does_not_have_is_told_to_all(possible, wrong):
+def test_an_interface_that_one_rank_lacks_is_in_the_error_of_all(possible, wrong):
     interfaces = [NOWHERE if rank == wrong else DEVICE for rank in range(4)]
     for rank, told in enumerate(what_is_told([0, 0, 1, 1], interfaces)):
         assert_interface_is_named(rank, wrong, wrong // 2, *told)
 
 
-def test_an_interface_that_no_rank_has_is_told_to_all(possible):
+def test_an_interface_that_no_rank_has_is_in_the_error_of_all(possible):
     for text, _ in what_is_told([0, 0, 1, 1], [NOWHERE] * 4):
         assert re.search(r"rank \d on host\d", text), text
         assert NOWHERE in text and "GLOO_SOCKET_IFNAME" in text, text
 
 
-def test_an_interface_that_only_messages_need_is_told_to_all(possible):
+def test_an_interface_that_only_messages_need_is_in_the_error_of_all(possible):
     # Rank 1 has no counterpart, and so no connection, until it sends.
     told = what_is_told([0, 0, 1], [DEVICE, NOWHERE, DEVICE], send_from_1_to_2)
     for rank, (text, named) in enumerate(told):
@@ -331,7 +331,7 @@ def test_a_rank_that_cannot_reach_the_address_of_another_one_accuses_neither(pos
     assert_nobody_is_accused(told, "unreachable")
 
 
-def test_a_firewall_between_hosts_is_told_to_all_ranks_at_the_deadline(possible):
+def test_a_firewall_between_hosts_is_in_the_error_of_all_ranks_at_the_timeout(possible):
     for text, _ in what_is_told([0, 0, 1, 1], [DEVICE] * 4, firewall=True):
         assert "host0" in text and "host1" in text, text
         assert re.search(r"firewall|\bports?\b", text) and "GLOO_SOCKET_IFNAME" in text, text
@@ -351,7 +351,7 @@ def end_connecting(number, others):
     )  # fmt: skip
 
 
-def test_a_rank_that_dies_while_the_hosts_are_connected_is_named_before_the_deadline(possible):
+def test_a_rank_dead_while_the_hosts_are_connected_is_named_before_the_timeout(possible):
     for text, named in end_connecting(signal.SIGKILL, [0, 1, 2]):
         assert named == [3] and re.search(r"rank 3 .*died", text), text
 
