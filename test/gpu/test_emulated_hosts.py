@@ -145,7 +145,7 @@ def test_a_wait_for_the_first_connections_ends(timeout, error, told):
 
 
 @on_emulated_ranks(2)
-def test_why_a_rank_cannot_be_connected_is_told_to_all(port, prefix, world):
+def test_why_a_rank_cannot_be_connected_is_in_the_error_of_all(port, prefix, world):
     meshes, _ = start(port, prefix, world, timeout=30)
 
     def refuse():
@@ -162,9 +162,7 @@ def test_why_a_rank_cannot_be_connected_is_told_to_all(port, prefix, world):
 
 
 @on_emulated_ranks(2)
-def test_a_rank_that_is_missed_by_the_first_cpu_tensor_is_named_at_the_deadline(
-    port, prefix, world
-):
+def test_a_rank_missing_at_the_first_cpu_tensor_is_named_at_the_timeout(port, prefix, world):
     _, store = start(port, prefix, world)
     dist.distributed_c10d._set_pg_timeout(2 * SECOND, dist.group.WORLD)
     if dist.get_rank() == 0:

@@ -311,7 +311,7 @@ def test_a_graph_keeps_its_communicator_from_ending():
 
 
 @gpus.on_gpu()
-def test_two_threads_in_one_communicator_are_told():
+def test_two_threads_in_one_communicator_are_reported():
     comm = made(blocking=0)
     values = torch.ones(4, device="cuda")
     with emulated.hold_nccl("end"):

@@ -495,7 +495,7 @@ def the_last_is_killed(body, world, *args):
 
 
 @pytest.mark.parametrize("connected", (True, False), ids=("connected", "new"))
-def test_a_killed_rank_is_named_long_before_the_deadline(connected):
+def test_a_dead_rank_is_named_long_before_the_timeout(connected):
     """Inside a host NCCL tells nobody."""
     the_last_is_killed(waits_for_a_killed_rank, 2, connected)
 
@@ -546,7 +546,7 @@ def waits_for_two_killed_ranks(port, prefix, world):
 
 @gpus.emulated_only  # needs a GPU for each rank
 @pytest.mark.stops_ranks
-def test_of_ranks_that_died_between_two_looks_none_is_said_to_have_been_the_first():
+def test_of_ranks_dead_between_two_looks_none_is_called_the_first():
     """One may have ended by the error that the death of the other has raised there."""
     with ranks.Ranks(3, init=False, started_with=gpus.environment) as all:
         all.start(waits_for_two_killed_ranks, *all.store_args(), 3)
@@ -606,7 +606,7 @@ def waits_for_a_killed_rank_in_what_is_left(port, prefix, world):
     (waits_for_a_killed_rank_in_a_part, waits_for_a_killed_rank_in_what_is_left),
     ids=("split", "shrunk"),
 )
-def test_a_killed_rank_is_named_in_what_was_made_from_its_communicator(body):
+def test_a_dead_rank_is_named_in_what_was_made_from_its_communicator(body):
     the_last_is_killed(body, 3)
 
 
@@ -627,7 +627,7 @@ def receives_from_a_killed_rank(port, prefix, world):
 
 
 @gpus.emulated_only  # NCCL may have got all of a message
-def test_a_receive_from_a_killed_rank_ends_at_its_deadline_which_names_it():
+def test_a_receive_from_a_dead_rank_ends_at_its_timeout_which_names_it():
     the_last_is_killed(receives_from_a_killed_rank, 2)
 
 
@@ -659,7 +659,7 @@ def goes_on_after_its_deadline(port, prefix, world):
     time.sleep(20)
 
 
-def test_a_process_that_a_deadline_ends_does_not_go_on_meanwhile():
+def test_a_process_that_a_timeout_ends_does_not_go_on_meanwhile():
     variables = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
     options = dict(init=False, env=variables, started_with=gpus.environment)
     with ranks.Ranks(2, **options) as both:
@@ -725,7 +725,7 @@ def test_what_nccl_has_said_of_one_group_is_not_said_of_another(port, prefix, wo
 
 
 @gpus.on_own_ranks(2)
-def test_nobody_is_said_to_have_arrived_whose_stream_has_not(port, prefix, world):
+def test_a_rank_whose_stream_has_not_arrived_is_called_missing(port, prefix, world):
     gpus.torchcomms(port, prefix, world, 30)
     tensor = ones()
     dist.all_reduce(tensor)
@@ -746,7 +746,7 @@ def test_nobody_is_said_to_have_arrived_whose_stream_has_not(port, prefix, world
 
 @gpus.emulated_only
 @gpus.on_own_ranks(2)
-def test_a_deadline_is_kept_while_the_driver_holds_up_whoever_asks_for_events(port, prefix, world):
+def test_a_timeout_is_kept_while_the_driver_holds_up_whoever_asks_for_events(port, prefix, world):
     gpus.torchcomms(port, prefix, world, 30)
     store = dist.distributed_c10d._get_default_store()
     on_gpu, on_cpu = ones(), torch.ones(4)

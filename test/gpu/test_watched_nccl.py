@@ -45,7 +45,7 @@ def one_skips_an_operation(args, world):
 
 
 @again_if_a_rank_did_not_answer
-def test_who_is_missed_is_named_and_the_program_goes_on():
+def test_a_missing_rank_is_named_and_the_program_goes_on():
     with Ranks(2, init=False, started_with=gpus.environment) as ranks:
         ranks.start(one_skips_an_operation, ranks.store_args(), 2)
         ranks.wait_report(1)
