@@ -117,7 +117,7 @@ def test_a_rank_that_leaves_is_named_with_its_code_and_its_last_words(cases):
     assert text.startswith("rank 1 ended with exit code 3; its output ends:\nlast words")
 
 
-def test_a_rank_that_is_killed_is_named_with_its_signal(cases):
+def test_a_dead_rank_is_named_with_its_signal(cases):
     kind, _, text = cases.outcome("test_is_killed")
     assert kind == "failure" and text.startswith("rank 1 was killed by SIGKILL")
 
@@ -153,7 +153,7 @@ def test_a_hang_ends_after_its_timeout_with_the_verdict_and_the_line(cases):
     assert re.search(r"^rank 1: still running, at cases.py:\d+ in test_hangs$", text, re.MULTILINE)
 
 
-def test_a_rank_that_comes_late_to_the_end_is_named_with_its_line(cases):
+def test_a_rank_late_at_the_end_is_named_with_its_line(cases):
     kind, _, text = cases.outcome("test_is_late")
     assert kind == "failure"
     assert re.match(r"rank 1 still running, at cases.py:\d+ in test_is_late: it came 1 s", text)
@@ -189,7 +189,7 @@ def test_a_subtest_that_fails_on_one_rank_is_shown(cases):
     assert re.search(r"cases.py::test_subtests.* - rank 1: assert \(2 \* 1\) < 2", cases.run.stdout)
 
 
-def test_a_thread_that_a_test_leaves_is_told(cases):
+def test_a_thread_that_a_test_leaves_is_reported(cases):
     assert re.search(
         r"rank 0 has been replaced after cases.py::test_leaves_a_thread: it left the thread 'left'",
         cases.run.stdout,
