@@ -18,7 +18,7 @@ def synchronize(group):
 
 
 @pytest.mark.ranks(2)
-def test_a_rank_that_does_not_come_is_named(rank):
+def test_a_missing_rank_is_named(rank):
     group = dist.new_group([0, 1], timeout=timedelta(seconds=0.5))
     if rank == 0:
         assert "rank 1 did not arrive" in synchronize(group)

@@ -515,7 +515,7 @@ TEST(aLeaderThatVanishesIsReplaced) {
   CHECK_EQUAL(ranksOf(group.ask(0, questionOn(2))), "1 ");
 }
 
-TEST(aCompilingRankExtendsTheDeadlineUpToALimit) {
+TEST(aCompilingRankExtendsTheTimeoutUpToALimit) {
   Group group(2);
   issue(group.answers[0], 3);
   issue(group.answers[1], 2);

@@ -108,7 +108,7 @@ TEST(ranksOfAProcessMayBeNamedAtOnceAndWhileOneIsAsked) {
   });
 }
 
-TEST(killedRankIsNamedAndNothingIsLeft) {
+TEST(deadRankIsNamedAndNothingIsLeft) {
   for (const bool oversubscribed : {false, true}) {
     const int ranks = oversubscribed ? 4 : 2;
     const ncclUniqueId id = uniqueId();
@@ -147,7 +147,7 @@ TEST(killedRankIsNamedAndNothingIsLeft) {
   }
 }
 
-TEST(rankKilledDuringInitIsNamed) {
+TEST(rankDeadDuringInitIsNamed) {
   const ncclUniqueId id = uniqueId();
   Processes processes;
   processes.start([&] {
@@ -285,7 +285,7 @@ TEST(mismatchedCollectivesFailOnEveryRank) {
 }
 
 // Each rank names itself as the root.
-TEST(anotherRootIsToldAtTheLatestAtTheEnd) {
+TEST(mismatchOfRootsIsAnErrorAtTheLatestAtTheEnd) {
   const std::vector<std::function<ncclResult_t(ncclComm_t, float*, int)>> calls = {
       [](ncclComm_t c, float* p, int root) {
         return nccl().broadcast(p, p, 4, ncclFloat32, root, c, nullptr);
@@ -318,7 +318,7 @@ TEST(anotherRootIsToldAtTheLatestAtTheEnd) {
   }
 }
 
-TEST(anotherRootIsToldToWhoComesLater) {
+TEST(mismatchOfRootsIsAnErrorOfALateRank) {
   const ncclUniqueId id = uniqueId();
   std::atomic<bool> gone{false};
   threads(2, [&](int rank) {
@@ -336,7 +336,7 @@ TEST(anotherRootIsToldToWhoComesLater) {
   });
 }
 
-TEST(aBarrierIsCalledOne) {
+TEST(mismatchWithABarrierNamesTheBarrier) {
   threadRanks(2, [](ncclComm_t comm, int rank) {
     CHECK_NCCL(barrier(comm));
     unsigned char one = 1;

@@ -205,7 +205,7 @@ std::vector<Job> jobs(std::vector<int> sizes, double noise, double stalls) {
 
 }  // namespace
 
-TEST_WITHIN(aRankThatTakesAThirdLongerIsNamedWithin20Steps, 120) {
+TEST_WITHIN(aLateRankIsNamedWithin20Steps, 120) {
   int all = 0;
   int found = 0;
   for (auto job : jobs({2, 3, 8, 64}, /*noise=*/0.05, /*stalls=*/0.01)) {
@@ -217,7 +217,7 @@ TEST_WITHIN(aRankThatTakesAThirdLongerIsNamedWithin20Steps, 120) {
   CHECK(found >= all * 99 / 100);
 }
 
-TEST_WITHIN(ranksThatTakeEquallyLongAreNeverNamed, 120) {
+TEST_WITHIN(ranksThatTakeEquallyLongAreNeverCalledLate, 120) {
   for (const double noise : {0.1, 0.5}) {
     for (const auto& job : jobs({2, 3, 8}, noise, /*stalls=*/0.2)) {
       run("equal", job, fewer(60), 80);

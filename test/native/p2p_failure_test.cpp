@@ -175,7 +175,7 @@ TEST(destroyFailsPendingTransfersBeforeItReturns) {
   CHECK_EQUAL(completions.ended(), 1u);
 }
 
-TEST(aKilledPeerIsNamed) {
+TEST(aDeadPeerIsNamed) {
   const ncclUniqueId id = uniqueId();
   int ready[2];
   CHECK(pipe(ready) == 0);

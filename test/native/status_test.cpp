@@ -90,7 +90,7 @@ TEST(theRankThatAThousandOthersWaitForIsNamed) {
   CHECK_CONTAINS(text, "\"healthy\":false");
 }
 
-TEST(howLateEachRankIsIsToldAsOneOfThemHasJudged) {
+TEST(howLateEachRankIsIsShownAsOneOfThemHasJudged) {
   std::vector<ProcessStatus> processes{rankOf(0, 2, 4, false), rankOf(1, 2, 4, false)};
   for (auto& process : processes) {
     process.ranks.front().groups.front().ranks = {5, 9};
@@ -150,7 +150,7 @@ TEST(ofHostsThatHaveNotAnsweredNobodyIsAccused) {
   CHECK_CONTAINS(text, "\"state\":\"unknown\"");
 }
 
-TEST(hostsAreWaitedForUntilAllRanksOfTheJobHaveTold) {
+TEST(hostsAreWaitedForUntilAllRanksOfTheJobHaveAnswered) {
   std::vector<ProcessStatus> processes;
   for (int rank = 0; rank < 24; ++rank) {
     processes.push_back(rankOf(rank, 16, 4, false));
