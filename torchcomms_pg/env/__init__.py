@@ -227,7 +227,7 @@ VARIABLES = (
     Variable(
         "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC",
         "15000",
-        "how long a dump waits for Python's stacks, before it goes without",
+        "milliseconds that a dump waits for Python's stacks; then it is written without them",
     ),
     Variable(
         "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
