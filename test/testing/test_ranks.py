@@ -92,6 +92,8 @@ def checked(tmp_path_factory):
         "test_nothing_is_left",
         "test_mesh[1]",
         "test_mesh[2]",
+        "test_of_unittest",
+        "test_unpicklable[lock]",
         "test_after_failures",
         "test_makes_its_own_group",
         "test_leaves_a_thread",
@@ -136,6 +138,10 @@ def test_a_test_that_closes_its_output_is_told_and_the_next_one_can_print(cases)
     assert re.search(
         r"replaced after cases.py::test_closes_its_output: it closed sys.stdout", cases.run.stdout
     )
+
+
+def test_the_terminal_gets_no_warning_of_the_store(cases):
+    assert "socket.cpp" not in cases.run.stderr, cases.run.stderr
 
 
 def test_an_interrupt_on_one_rank_ends_the_session_at_once(tmp_path):
@@ -198,6 +204,8 @@ def test_a_thread_that_a_test_leaves_is_reported(cases):
 
 
 def test_errors_of_use_say_what_to_do(cases):
+    _, _, text = cases.outcome("test_async")
+    assert "async def functions are not natively supported" in text and "pytest-asyncio" in text
     _, _, text = cases.outcome("test_of_no_ranks")
     assert "the fixture 'rank' needs ranks: give the test @pytest.mark.ranks(2)" in text
     _, _, text = cases.outcome("test_of_a_wrong_mark")
@@ -368,7 +376,7 @@ def test_many_tests_leave_no_descriptor_thread_process_file_or_memory(tmp_path):
 def test_processes_of_xdist_have_their_own_ranks(tmp_path):
     pytest.importorskip("xdist")
     names = "fixtures or nothing or raises or skips or after"
-    run = run_pytest(tmp_path, "cases.py", "-n", "2", "-k", names)
+    run = run_pytest(tmp_path, "cases.py", "-n", "2", "--dist", "loadgroup", "-k", names)
     assert "1 failed, 3 passed, 1 skipped" in run.stdout, run.stdout + run.stderr
     assert "rank 1 failed first" in run.stdout
 

@@ -157,7 +157,10 @@ class Store:
         zygote.fork("torchcomms_pg.testing.zygote:keep_store", fds=[theirs.fileno()])
         theirs.close()
         self._connection.settimeout(60)
-        self.port = int(self._connection.recv(16))
+        told = self._connection.recv(16)
+        if not told:
+            raise ZygoteError("the store that the ranks meet in could not be started on 127.0.0.1")
+        self.port = int(told)
 
     def close(self) -> None:
         """Ends the process."""

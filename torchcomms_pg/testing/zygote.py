@@ -105,6 +105,8 @@ def keep_store(control: int) -> None:
     import torch.distributed as dist
 
     connection = socket.socket(fileno=control)
+    # The store warns of each rank whose name it cannot look up: see `Zygote`.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     connection.send(str(store.port).encode())
     connection.recv(1)

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+import unittest
 import warnings
 
 import pytest
@@ -66,6 +67,26 @@ class TestOfAClass:
     def test_mesh(self, device_mesh, value):
         warnings.warn("a warning of all ranks", stacklevel=1)
         assert device_mesh.size() == 3
+
+
+class TestOfUnittest(unittest.TestCase):
+    def setUp(self):
+        self.value = 2
+
+    @pytest.mark.ranks(2)
+    def test_of_unittest(self):
+        self.assertEqual(all_reduced(self.value), 4)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("value", [threading.Lock()], ids=["lock"])
+def test_unpicklable(value):
+    assert not value.locked() and all_reduced(1) == 2
+
+
+@pytest.mark.ranks(2)
+async def test_async():
+    raise AssertionError
 
 
 @pytest.mark.ranks(2)
