@@ -100,12 +100,12 @@ VARIABLES = (
     Variable(
         "TORCH_DEVICE_BACKEND_AUTOLOAD",
         "1",
-        "torch's; with 0 AS_GLOO and WATCH above are read by import torchcomms_pg alone",
+        "torch's; if it is 0, import torchcomms_pg alone reads AS_GLOO and WATCH above",
     ),
-    Variable("TORCHCOMM_TIMEOUT_SECONDS", "600", "how long an operation of new_comm may take"),
+    Variable("TORCHCOMM_TIMEOUT_SECONDS", "600", "seconds that an operation of new_comm may take"),
     Variable(
         "TORCHCOMM_ABORT_ON_ERROR",
-        "true of new_comm; of process groups what the other variable says",
+        "true for new_comm; for process groups TORCH_NCCL_ASYNC_ERROR_HANDLING decides",
         "whether a timeout or error ends the process; else it raises CommError",
     ),
     Variable(
@@ -126,7 +126,7 @@ VARIABLES = (
     Variable(
         "TORCHCOMM_COMPILE_TIMEOUT_SECONDS",
         "1800",
-        "how far beyond its deadline an operation waits for ranks that compile; 0: not at all",
+        "seconds beyond its timeout that an operation waits for ranks that compile; 0: not at all",
     ),
     Variable(
         "TORCH_NCCL_ASYNC_ERROR_HANDLING",
@@ -160,7 +160,7 @@ VARIABLES = (
     Variable(
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
         "480",
-        "after how long a stuck monitor, or a held GIL, is said on stderr; 0: never",
+        "seconds after which a line on stderr reports a stuck monitor or a held GIL; 0: never",
     ),
     Variable(
         "TORCH_NCCL_ENABLE_MONITORING",
@@ -198,7 +198,7 @@ VARIABLES = (
     Variable("TORCH_FR_CPP_STACK", "false", "whether it records C++ stacks too, which is slow"),
     Variable("TORCH_NCCL_TRACE_CPP_STACK", "none", "the same; TORCH_FR_CPP_STACK goes first"),
     Variable(
-        "TORCHCOMM_FR_DUMP_TEMP_FILE", "none", "what the path of its dumps begins with; then rank"
+        "TORCHCOMM_FR_DUMP_TEMP_FILE", "none", "path of its dumps, without the rank at the end"
     ),
     Variable(
         "TORCH_FR_DUMP_TEMP_FILE",
@@ -215,13 +215,13 @@ VARIABLES = (
     Variable(
         "TORCHCOMMS_PG_CHECK_ASYNC",
         "none",
-        "what the paths begin with into which processes write early uses of asynchronous "
-        "operations, see check_async.md",
+        "beginning of the paths of files with early uses of asynchronous operations, see "
+        "check_async.md",
     ),
     Variable(
         "TORCH_FR_DUMP_ON_TIMEOUT",
         "true",
-        "whether it is dumped when an operation times out or fails",
+        "whether the recorder is dumped when an operation times out or fails",
     ),
     Variable("TORCH_NCCL_DUMP_ON_TIMEOUT", "none", "the same; TORCH_FR_DUMP_ON_TIMEOUT goes first"),
     Variable(
@@ -243,14 +243,19 @@ VARIABLES = (
     Variable(
         "TORCH_FR_DEBUG_INFO_PIPE_FILE",
         "none",
-        "what the path of a named pipe begins with; writing into <this><rank>.pipe has it dumped",
+        "path of a named pipe, without the rank and .pipe at the end; writing into it makes the "
+        "rank dump",
     ),
     Variable(
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
         "none",
         "the same; TORCH_FR_DEBUG_INFO_PIPE_FILE goes first",
     ),
-    Variable("XDG_CACHE_HOME", "~/.cache", "where dumps go whose path is not set: in its torch/"),
+    Variable(
+        "XDG_CACHE_HOME",
+        "~/.cache",
+        "folder in whose torch/ dumps are written if no variable names their path",
+    ),
 )
 """Every variable that this package reads."""
 
