@@ -767,6 +767,13 @@ def test_a_page_is_written_though_nobody_reads_what_is_printed(tmp_path, monkeyp
     assert data_of(page)["culprits"] == [1]
 
 
+def test_a_page_forgets_its_search_with_the_text_of_the_field(tmp_path):
+    pages(tmp_path, a_hang())
+    keys = (tmp_path / "page.html").read_text().partition('event.target === get("search")')[2]
+    steps = re.findall(r'get\("search"\)\.value = ""|search\(\)|box\.focus\(\)|return', keys)
+    assert steps[:4] == ['get("search").value = ""', "search()", "box.focus()", "return"]
+
+
 def test_a_page_opens_at_the_rank_that_holds_up_others_and_its_tables_do_not_wrap(tmp_path):
     pages(tmp_path, a_hang())
     text = (tmp_path / "page.html").read_text()

@@ -197,12 +197,13 @@ canvas.addEventListener("pointermove", event => {
   }
 });
 canvas.addEventListener("pointerleave", () => { get("tip").style.display = "none"; });
-get("search").addEventListener("input", event => {
-  wanted = event.target.value.trim().toLowerCase();
+function search() {
+  wanted = get("search").value.trim().toLowerCase();
   const found = wanted === "" ? 0 : data.bars.filter(matches).length;
   get("found").textContent = wanted === "" ? "" : `${found} found`;
   draw();
-});
+}
+get("search").addEventListener("input", search);
 get("search").addEventListener("keydown", event => {
   if (event.key === "Enter") next(event.shiftKey ? -1 : 1);
 });
@@ -221,7 +222,11 @@ const keys = {
 window.addEventListener("keydown", event => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.target === get("search")) {
-    if (event.key === "Escape") box.focus();
+    if (event.key === "Escape") {  // browsers clear the field, and not all of them say so
+      get("search").value = "";
+      search();
+      box.focus();
+    }
     return;
   }
   if (keys[event.key]) {
