@@ -16,8 +16,8 @@ std::atomic<const Libnccl*> allocating = nullptr;
 
 // All Registrations of this process. Never destroyed: torch frees memory until the process ends.
 struct Live {
-  std::mutex mutex;
-  std::vector<Registrations*> all;
+  Mutex mutex;
+  std::vector<Registrations*> all GUARDED_BY(mutex);
 };
 
 Live& live() {
@@ -49,19 +49,19 @@ void allocateWith(const Libnccl& library) {
 }
 
 Registrations::Registrations(const Library& library) : library_(library) {
-  const std::lock_guard lock(live().mutex);
+  const LockGuard lock(live().mutex);
   live().all.push_back(this);
 }
 
 Registrations::~Registrations() {
-  const std::lock_guard lock(live().mutex);
+  const LockGuard lock(live().mutex);
   std::erase(live().all, this);
 }
 
 ncclResult_t Registrations::add(
     ncclComm_t comm, Pool pool, const PoolSegment& segment, bool symmetric) {
-  const std::lock_guard adding(adding_);
-  std::unique_lock lock(mutex_);
+  const LockGuard adding(adding_);
+  UniqueLock lock(mutex_);
   auto& entries = pools_[pool];
   const auto found = entries.find(segment.address);
   if (found != entries.end()) {
@@ -105,7 +105,8 @@ ncclResult_t Registrations::clear(Entries& entries) const {
 }
 
 std::optional<ncclResult_t> Registrations::remove(Pool pool) {
-  const std::scoped_lock lock(adding_, mutex_);
+  const LockGuard adding(adding_);
+  const LockGuard lock(mutex_);
   const auto found = pools_.find(pool);
   if (found == pools_.end()) {
     return std::nullopt;
@@ -116,7 +117,8 @@ std::optional<ncclResult_t> Registrations::remove(Pool pool) {
 }
 
 void Registrations::removeAll() {
-  const std::scoped_lock lock(adding_, mutex_);
+  const LockGuard adding(adding_);
+  const LockGuard lock(mutex_);
   for (auto& [pool, entries] : pools_) {
     clear(entries);
   }
@@ -124,12 +126,13 @@ void Registrations::removeAll() {
 }
 
 void Registrations::forget() {
-  const std::scoped_lock lock(adding_, mutex_);
+  const LockGuard adding(adding_);
+  const LockGuard lock(mutex_);
   pools_.clear();
 }
 
 void Registrations::drop(void* address) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   for (auto& [pool, entries] : pools_) {
     const auto found = entries.find(address);
     if (found != entries.end()) {
@@ -140,7 +143,7 @@ void Registrations::drop(void* address) {
 }
 
 void Registrations::released(void* address) {
-  const std::lock_guard lock(live().mutex);
+  const LockGuard lock(live().mutex);
   for (auto* const registrations : live().all) {
     registrations->drop(address);
   }

@@ -6,10 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <utility>
 
+#include "base/Mutex.hpp"
 #include "nccl/Library.hpp"
 
 namespace torchcomms_pg {
@@ -68,11 +68,11 @@ class Registrations {
   void drop(void* address);
 
   const Library& library_;
-  // Held during a registration, which may wait for other ranks. Locked before mutex_. A thread that
-  // frees memory locks only mutex_, and so never waits for other ranks.
-  std::mutex adding_;
-  std::mutex mutex_;
-  std::map<Pool, Entries> pools_;
+  // Held during a registration, which may wait for other ranks. A thread that frees memory locks
+  // only mutex_, and so never waits for other ranks.
+  Mutex adding_ ACQUIRED_BEFORE(mutex_);
+  Mutex mutex_;
+  std::map<Pool, Entries> pools_ GUARDED_BY(mutex_);
 };
 
 }  // namespace torchcomms_pg

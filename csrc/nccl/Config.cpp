@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <climits>
-#include <mutex>
 #include <set>
 #include <stdexcept>
 
+#include "base/Mutex.hpp"
 #include "base/NeverDestroyed.hpp"
 
 namespace torchcomms_pg {
@@ -26,10 +26,13 @@ void checkHeader(const NcclConfig::Field& field) {
 
 // Returns the one copy of the text, which is never freed.
 const std::string* kept(const std::string& text) {
-  static auto& mutex = neverDestroyed<std::mutex>();
-  static auto& all = neverDestroyed<std::set<std::string>>();
-  const std::lock_guard lock(mutex);
-  return &*all.insert(text).first;
+  struct Kept {
+    Mutex mutex;
+    std::set<std::string> all GUARDED_BY(mutex);
+  };
+  static auto& texts = neverDestroyed<Kept>();
+  const LockGuard lock(texts.mutex);
+  return &*texts.all.insert(text).first;
 }
 
 // Yields the pointer to a member of Config, or null if nccl.h is too old to have it. Config must be

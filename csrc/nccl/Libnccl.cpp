@@ -5,11 +5,11 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 
+#include "base/Mutex.hpp"
 #include "base/NeverDestroyed.hpp"
 
 namespace torchcomms_pg {
@@ -60,14 +60,6 @@ std::string lastLoaderError() {
   return text == nullptr ? "unknown error" : text;
 }
 
-std::mutex mutex;
-
-std::map<void*, std::unique_ptr<const Libnccl>>& libraries() {
-  // Never destroyed: the library's threads may run until the process ends.
-  static auto& all = neverDestroyed<std::map<void*, std::unique_ptr<const Libnccl>>>();
-  return all;
-}
-
 }  // namespace
 
 Libnccl::Libnccl(void* handle, std::string path, std::string origin)
@@ -109,19 +101,25 @@ Libnccl::Libnccl(void* handle, std::string path, std::string origin)
   }
 }
 
-const Libnccl& Libnccl::keep(void* handle, const std::string& origin) {
+const Libnccl& Libnccl::keep(Libraries& libraries, void* handle, const std::string& origin) {
   // dlopen has returned the same handle if the file was loaded before, even by another path.
-  const auto known = libraries().find(handle);
-  if (known != libraries().end()) {
+  const auto known = libraries.find(handle);
+  if (known != libraries.end()) {
     dlclose(handle);  // the first load keeps the file open
     return *known->second;
   }
   std::unique_ptr<const Libnccl> library(new Libnccl(handle, pathOf(handle), origin));
-  return *libraries().emplace(handle, std::move(library)).first->second;
+  return *libraries.emplace(handle, std::move(library)).first->second;
 }
 
 const Libnccl& Libnccl::load(const LibrarySearch& search) {
-  const std::lock_guard lock(mutex);
+  // Never destroyed: the library's threads may run until the process ends.
+  struct Loaded {
+    Mutex mutex;
+    Libraries all GUARDED_BY(mutex);
+  };
+  static auto& loaded = neverDestroyed<Loaded>();
+  const LockGuard lock(loaded.mutex);
   // Loads only with RTLD_LOCAL: NCCL calls its own functions by name, so a copy in the global scope
   // would replace the functions of another copy.
   constexpr int kFlags = RTLD_NOW | RTLD_LOCAL;
@@ -133,7 +131,7 @@ const Libnccl& Libnccl::load(const LibrarySearch& search) {
           ". Set TORCHCOMM_NCCL_LIBRARY, or the option nccl_library, to the path of libnccl.so.2, "
           "or leave it unset to use torch's");
     }
-    return keep(handle, "chosen by TORCHCOMM_NCCL_LIBRARY or an option");
+    return keep(loaded.all, handle, "chosen by TORCHCOMM_NCCL_LIBRARY or an option");
   }
   std::string tried;
   const auto open = [&](const std::string& file, int flags) {
@@ -147,15 +145,15 @@ const Libnccl& Libnccl::load(const LibrarySearch& search) {
   if (mapped.empty()) {
     tried += "\n  the libraries of this process: none is " + search.soname;
   } else if (void* const handle = open(mapped, kFlags | RTLD_NOLOAD)) {
-    return keep(handle, "loaded by torch already");
+    return keep(loaded.all, handle, "loaded by torch already");
   }
   if (search.folder.empty()) {
     tried += "\n  Python's packages: no nvidia.nccl is installed";
   } else if (void* const handle = open(search.folder + "/lib/" + search.soname, kFlags)) {
-    return keep(handle, "of the installed NCCL package");
+    return keep(loaded.all, handle, "of the installed NCCL package");
   }
   if (void* const handle = open(search.soname, kFlags)) {
-    return keep(handle, "found by the system's loader");
+    return keep(loaded.all, handle, "found by the system's loader");
   }
   throw LibraryError("NCCL's library was not found. Tried:" + tried + "\n" + kInstall);
 }

@@ -44,7 +44,8 @@ class Libnccl final : public NcclLibrary {
 
  private:
   Libnccl(void* handle, std::string path, std::string origin);
-  static const Libnccl& keep(void* handle, const std::string& origin);
+  using Libraries = std::map<void*, std::unique_ptr<const Libnccl>>;  // by handle
+  static const Libnccl& keep(Libraries& libraries, void* handle, const std::string& origin);
 
   std::string path_;
   std::string origin_;

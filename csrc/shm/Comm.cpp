@@ -163,13 +163,13 @@ void Comm::complete(const Collective& collective) {
 
 void Comm::planEnded() {
   if (pending_.fetch_sub(1) != 1) return;
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   planEnded_.notify_all();
 }
 
 void Comm::awaitPlans() {
   {
-    std::unique_lock lock(mutex_);
+    UniqueLock lock(mutex_);
     while (pending_.load() != 0 && !segment_->failed()) {
       planEnded_.wait_for(lock, std::chrono::milliseconds(50));
     }
@@ -261,14 +261,14 @@ void Comm::revoke() {
 }
 
 void* Comm::registerBuffer() {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   const uintptr_t handle = nextRegistration_++;
   registrations_.insert(handle);
   return reinterpret_cast<void*>(handle);
 }
 
 void Comm::deregisterBuffer(void* handle) {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   if (registrations_.erase(reinterpret_cast<uintptr_t>(handle)) == 0) {
     throw NcclError(
         ncclInvalidArgument,
@@ -295,7 +295,7 @@ std::optional<ncclUniqueId> Comm::takeShrinkOffer(
     int leader, uint64_t excluded, std::chrono::steady_clock::time_point deadline) {
   uint32_t taken;
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     taken = takenOffers_[leader];
   }
   const ShrinkOffer& offer = segment_->state(leader).offer;
@@ -319,7 +319,7 @@ std::optional<ncclUniqueId> Comm::takeShrinkOffer(
       },
       [leader](int rank) { return rank == leader; });
   if (!offered) return std::nullopt;
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   takenOffers_[leader] = generation;
   ncclUniqueId id;
   std::memcpy(&id, words, sizeof id);

@@ -6,12 +6,12 @@
 #include <condition_variable>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "base/Mutex.hpp"
 #include "shm/Host.hpp"
 #include "shm/Window.hpp"
 #include "shm/collective/Exchange.hpp"
@@ -146,11 +146,11 @@ class Comm : public std::enable_shared_from_this<Comm> {
   std::atomic<bool> finalized_{false};
   std::atomic<bool> revoked_{false};
 
-  mutable std::mutex mutex_;  // guards the members below
+  mutable Mutex mutex_;
   std::condition_variable planEnded_;
-  std::set<uintptr_t> registrations_;
-  uintptr_t nextRegistration_ = 1;
-  std::map<int, uint32_t> takenOffers_;
+  std::set<uintptr_t> registrations_ GUARDED_BY(mutex_);
+  uintptr_t nextRegistration_ GUARDED_BY(mutex_) = 1;
+  std::map<int, uint32_t> takenOffers_ GUARDED_BY(mutex_);
 };
 
 }  // namespace torchcomms_pg::shm

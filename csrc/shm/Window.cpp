@@ -34,14 +34,14 @@ WindowView mapPeer(const Comm& comm, int peer, const MemoryAddress& address) {
 
 // The windows of all communicators of this process. Handles are unique in the process.
 struct Registry {
-  std::mutex mutex;
-  std::map<uintptr_t, std::weak_ptr<const MappedWindow>> windows;
-  uintptr_t next = 1;
+  Mutex mutex;
+  std::map<uintptr_t, std::weak_ptr<const MappedWindow>> windows GUARDED_BY(mutex);
+  uintptr_t next GUARDED_BY(mutex) = 1;
 };
 
 uintptr_t enroll(const std::shared_ptr<const MappedWindow>& window) {
   auto& all = forkSafe<Registry>();
-  std::lock_guard lock(all.mutex);
+  LockGuard lock(all.mutex);
   std::erase_if(all.windows, [](const auto& entry) { return entry.second.expired(); });
   all.windows[all.next] = window;
   return all.next++;
@@ -49,7 +49,7 @@ uintptr_t enroll(const std::shared_ptr<const MappedWindow>& window) {
 
 void discharge(uintptr_t handle) {
   auto& all = forkSafe<Registry>();
-  std::lock_guard lock(all.mutex);
+  LockGuard lock(all.mutex);
   all.windows.erase(handle);
 }
 
@@ -83,7 +83,7 @@ ncclWindow_t Windows::add(void* buffer, size_t bytes, const std::shared_ptr<Memo
   exchange.close();
 
   const uintptr_t handle = enroll(window);
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   windows_[handle] = std::move(window);
   return reinterpret_cast<ncclWindow_t>(handle);
 }
@@ -91,7 +91,7 @@ ncclWindow_t Windows::add(void* buffer, size_t bytes, const std::shared_ptr<Memo
 void Windows::remove(ncclWindow_t handle) {
   std::shared_ptr<const MappedWindow>
       window;  // declared before the lock, so that it is destroyed after unlocking
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   const auto found = windows_.find(reinterpret_cast<uintptr_t>(handle));
   if (found == windows_.end()) {
     invalidArgument(
@@ -105,7 +105,7 @@ void Windows::remove(ncclWindow_t handle) {
 
 std::shared_ptr<const MappedWindow> Windows::find(
     ncclWindow_t handle, const char* operation) const {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   const auto found = windows_.find(reinterpret_cast<uintptr_t>(handle));
   if (found == windows_.end()) {
     invalidArgument(operation, "win is not a window of this communicator, or was deregistered");
@@ -116,7 +116,7 @@ std::shared_ptr<const MappedWindow> Windows::find(
 std::shared_ptr<const MappedWindow> Windows::findAnywhere(
     ncclWindow_t handle, const char* operation) {
   auto& all = forkSafe<Registry>();
-  std::lock_guard lock(all.mutex);
+  LockGuard lock(all.mutex);
   const auto found = all.windows.find(reinterpret_cast<uintptr_t>(handle));
   auto window = found == all.windows.end() ? nullptr : found->second.lock();
   if (window == nullptr) {
@@ -126,7 +126,7 @@ std::shared_ptr<const MappedWindow> Windows::findAnywhere(
 }
 
 void Windows::expect(SignalWait& wait) {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   for (SignalWait::Signals& signals : wait.all) {
     uint64_t& taken = taken_[{signals.peer, signals.signal}];
     taken += signals.count;
@@ -171,11 +171,11 @@ void Windows::run(const SignalWait& wait) {
       Windows& windows;
       std::multiset<int>::iterator entry;
       Awaited(Windows& windows, int peer) : windows(windows) {
-        std::lock_guard lock(windows.mutex_);
+        LockGuard lock(windows.mutex_);
         entry = windows.awaited_.insert(peer);
       }
       ~Awaited() {
-        std::lock_guard lock(windows.mutex_);
+        LockGuard lock(windows.mutex_);
         windows.awaited_.erase(entry);
       }
     } const awaited(*this, signals.peer);
@@ -184,7 +184,7 @@ void Windows::run(const SignalWait& wait) {
 }
 
 std::vector<int> Windows::missingRanks() const {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   std::vector<int> ranks(awaited_.begin(), awaited_.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   return ranks;

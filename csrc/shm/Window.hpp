@@ -5,11 +5,11 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <utility>
 #include <vector>
 
+#include "base/Mutex.hpp"
 #include "nccl/Library.hpp"
 #include "nccl/NcclApi.hpp"
 #include "shm/OneSided.hpp"
@@ -53,10 +53,11 @@ class Windows {
 
  private:
   Comm& comm_;
-  mutable std::mutex mutex_;  // guards the members below
-  std::map<uintptr_t, std::shared_ptr<const MappedWindow>> windows_;
-  std::map<std::pair<int, int>, uint64_t> taken_;  // signals reserved so far, by peer and sigIdx
-  std::multiset<int> awaited_;                     // the peer of each waiting thread
+  mutable Mutex mutex_;
+  std::map<uintptr_t, std::shared_ptr<const MappedWindow>> windows_ GUARDED_BY(mutex_);
+  // Signals reserved so far, by peer and sigIdx.
+  std::map<std::pair<int, int>, uint64_t> taken_ GUARDED_BY(mutex_);
+  std::multiset<int> awaited_ GUARDED_BY(mutex_);  // the peer of each waiting thread
 };
 
 // Adds NCCL's functions for windows to the table.

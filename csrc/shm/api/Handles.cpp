@@ -1,9 +1,9 @@
 #include "shm/api/Handles.hpp"
 
 #include <cstdint>
-#include <mutex>
 #include <unordered_map>
 
+#include "base/Mutex.hpp"
 #include "shm/segment/ForkSafe.hpp"
 
 namespace torchcomms_pg::shm {
@@ -12,9 +12,9 @@ namespace {
 // Communicators by handle. A handle is a number, since a later communicator could get the address
 // of a freed communicator.
 struct Table {
-  std::mutex mutex;
-  uintptr_t next = 1;
-  std::unordered_map<ncclComm_t, std::shared_ptr<Comm>> comms;
+  Mutex mutex;
+  uintptr_t next GUARDED_BY(mutex) = 1;
+  std::unordered_map<ncclComm_t, std::shared_ptr<Comm>> comms GUARDED_BY(mutex);
 };
 
 Table& table() {
@@ -24,7 +24,7 @@ Table& table() {
 }  // namespace
 
 ncclComm_t addHandle(std::shared_ptr<Comm> comm) {
-  std::lock_guard lock(table().mutex);
+  LockGuard lock(table().mutex);
   const auto handle = reinterpret_cast<ncclComm_t>(table().next++);
   table().comms[handle] = std::move(comm);
   return handle;
@@ -34,7 +34,7 @@ std::shared_ptr<Comm> findHandle(ncclComm_t handle, const char* operation) {
   if (handle == nullptr) {
     throw NcclError(ncclInvalidArgument, std::string(operation) + ": comm is null");
   }
-  std::lock_guard lock(table().mutex);
+  LockGuard lock(table().mutex);
   const auto found = table().comms.find(handle);
   if (found == table().comms.end()) {
     throw NcclError(
@@ -46,13 +46,13 @@ std::shared_ptr<Comm> findHandle(ncclComm_t handle, const char* operation) {
 }
 
 bool isHandle(ncclComm_t handle) {
-  std::lock_guard lock(table().mutex);
+  LockGuard lock(table().mutex);
   return table().comms.contains(handle);
 }
 
 void removeHandle(ncclComm_t handle) {
   std::shared_ptr<Comm> comm;  // declared before the lock, so that it is destroyed after unlocking
-  std::lock_guard lock(table().mutex);
+  LockGuard lock(table().mutex);
   const auto found = table().comms.find(handle);
   if (found == table().comms.end()) return;
   comm = std::move(found->second);

@@ -14,13 +14,13 @@ ncclRedOp_t Operators::createPreMulSum(
   } else {
     host::copy(op.scalar.data(), scalar, elementSize(type));
   }
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   created_[next_] = {type, op};
   return static_cast<ncclRedOp_t>(next_++);
 }
 
 void Operators::destroy(ncclRedOp_t op) {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   if (created_.erase(op) == 0) {
     throw NcclError(
         ncclInvalidArgument,
@@ -32,7 +32,7 @@ void Operators::destroy(ncclRedOp_t op) {
 
 Operator Operators::resolve(ncclRedOp_t op, ncclDataType_t type) const {
   if (op >= ncclSum && op < ncclNumOps) return {.reduction = op};
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   const auto found = created_.find(op);
   if (found == created_.end()) {
     throw NcclError(

@@ -4,8 +4,8 @@
 #include <nccl.h>
 
 #include <map>
-#include <mutex>
 
+#include "base/Mutex.hpp"
 #include "shm/Host.hpp"
 
 namespace torchcomms_pg::shm {
@@ -27,9 +27,9 @@ class Operators {
     Operator op;
   };
 
-  mutable std::mutex mutex_;
-  std::map<int, Created> created_;
-  int next_ = ncclNumOps;
+  mutable Mutex mutex_;
+  std::map<int, Created> created_ GUARDED_BY(mutex_);
+  int next_ GUARDED_BY(mutex_) = ncclNumOps;
 };
 
 }  // namespace torchcomms_pg::shm

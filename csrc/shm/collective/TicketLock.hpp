@@ -5,8 +5,8 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <mutex>
 
+#include "base/Mutex.hpp"
 #include "shm/Host.hpp"
 #include "shm/segment/Segment.hpp"
 
@@ -25,7 +25,7 @@ class TicketLock {
   // an earlier ticket may then never pass, or if a signal interrupts the wait.
   void await(uint64_t ticket, const Segment& segment) {
     if (!isNext(ticket)) {
-      std::unique_lock lock(mutex_);
+      UniqueLock lock(mutex_);
       while (!isNext(ticket)) {
         if (segment.failed()) throw segment.failure();
         if (changed_.wait_for(lock, kSlice) == std::cv_status::no_timeout) continue;
@@ -45,7 +45,7 @@ class TicketLock {
     if (!passed_.compare_exchange_strong(expected, ticket + 1)) return;
     // Threads wait only if later tickets exist.
     if (issued_.load() == ticket + 1) return;
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     changed_.notify_all();
   }
 
@@ -54,7 +54,7 @@ class TicketLock {
 
   std::atomic<uint64_t> issued_{0};
   std::atomic<uint64_t> passed_{0};
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable changed_;
 };
 

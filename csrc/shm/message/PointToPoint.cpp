@@ -39,14 +39,14 @@ class SignalsBlocked {
 
 }  // namespace
 
-std::unique_lock<std::mutex> PointToPoint::lock() {
-  std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) {
+// Not analysed: the analysis takes the mutex of the returned lock for one that nobody releases.
+UniqueLock PointToPoint::lock() NO_THREAD_SAFETY_ANALYSIS {
+  if (!mutex_.try_lock()) {
     contenders_.fetch_add(1, std::memory_order_relaxed);
-    lock.lock();
+    mutex_.lock();
     contenders_.fetch_sub(1, std::memory_order_relaxed);
   }
-  return lock;
+  return UniqueLock(mutex_, std::adopt_lock);
 }
 
 // Wakes this rank's sleeping threads.
@@ -326,7 +326,7 @@ void PointToPoint::serve() {
   for (;;) {
     {
       auto guard = lock();
-      work_.wait(guard, [this] { return closed_ || serverMoves(); });
+      work_.wait(guard, [this]() REQUIRES(mutex_) { return closed_ || serverMoves(); });
       if (closed_ && completed_.empty()) return;
     }
     callBackAll();
@@ -388,8 +388,9 @@ void PointToPoint::shutdown(const std::string& why) {
   giveUp(NcclError(ncclInvalidUsage, why));
   auto guard = lock();
   if (server_ == std::this_thread::get_id()) return;
-  quiet_.wait_for(
-      guard, kCallbackLimit, [this] { return completed_.empty() && callingBack_ == 0; });
+  quiet_.wait_for(guard, kCallbackLimit, [this]() REQUIRES(mutex_) {
+    return completed_.empty() && callingBack_ == 0;
+  });
 }
 
 std::vector<int> PointToPoint::missingRanks() {

@@ -4,12 +4,12 @@
 #include <atomic>
 #include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/Mutex.hpp"
 #include "shm/message/MessageEngine.hpp"
 #include "shm/message/Transfer.hpp"
 #include "shm/segment/Wait.hpp"
@@ -72,53 +72,53 @@ class PointToPoint {
  private:
   using Transfers = std::span<const std::shared_ptr<Transfer>>;
 
-  // Call with mutex_ held.
-  MessageEngine& engine();
-  bool handleEnded();
-  void startServer();
-  bool serverMoves() const { return movers_ == 0 && served_ > 0; }
-  bool mayWait(Transfer& transfer);
-  void serve(Transfer& transfer);
-  void forget(Transfer& transfer);
-  [[noreturn]] void throwClosed() const;
+  MessageEngine& engine() REQUIRES(mutex_);
+  bool handleEnded() REQUIRES(mutex_);
+  void startServer() REQUIRES(mutex_);
+  bool serverMoves() const REQUIRES(mutex_) { return movers_ == 0 && served_ > 0; }
+  bool mayWait(Transfer& transfer) REQUIRES(mutex_);
+  void serve(Transfer& transfer) REQUIRES(mutex_);
+  void forget(Transfer& transfer) REQUIRES(mutex_);
+  [[noreturn]] void throwClosed() const REQUIRES(mutex_);
 
-  // Call without mutex_.
-  std::unique_lock<std::mutex> lock();
+  UniqueLock lock() ACQUIRE(mutex_);
   void ring() const;
   template <class Satisfied>
-  bool progress(const Satisfied& satisfied);
+  bool progress(const Satisfied& satisfied) EXCLUDES(mutex_);
   template <class Satisfied, class Needed>
-  void move(const Satisfied& satisfied, const Needed& needed);
+  void move(const Satisfied& satisfied, const Needed& needed) EXCLUDES(mutex_);
   bool needs(const Transfer& transfer, int rank) const;
   template <class Involved>
-  bool stillNeeds(int rank, const Involved& involved);
-  void close(const std::shared_ptr<const NcclError>& why);
-  void fail(const std::shared_ptr<const NcclError>& problem);
-  void serve();
-  void callBackAll();
-  void callBack(const Transfer& transfer);
-  bool independentNeeds(int rank);
+  bool stillNeeds(int rank, const Involved& involved) EXCLUDES(mutex_);
+  void close(const std::shared_ptr<const NcclError>& why) EXCLUDES(mutex_);
+  void fail(const std::shared_ptr<const NcclError>& problem) EXCLUDES(mutex_);
+  void serve() EXCLUDES(mutex_);
+  void callBackAll() EXCLUDES(mutex_);
+  void callBack(const Transfer& transfer) EXCLUDES(mutex_);
+  bool independentNeeds(int rank) EXCLUDES(mutex_);
 
   Comm& comm_;
   std::atomic<int> contenders_{0};   // number of threads that wait for mutex_
   std::atomic<bool> closed_{false};  // set while mutex_ is held
 
-  std::mutex mutex_;  // guards the members below; held while content is copied
-  std::unique_ptr<MessageEngine> engine_;
-  std::shared_ptr<const NcclError> closedBy_;
+  Mutex mutex_;  // held while content is copied
+  std::unique_ptr<MessageEngine> engine_ GUARDED_BY(mutex_);
+  std::shared_ptr<const NcclError> closedBy_ GUARDED_BY(mutex_);
 
   // Asynchronous transfers. Moving a transfer between the lists allocates nothing. The thread that
   // removes a transfer from `completed_` calls its `done`.
-  TransferList independent_;  // not ended
-  TransferList completed_;    // ended, but `done` has not been called
+  TransferList independent_ GUARDED_BY(mutex_);  // not ended
+  TransferList completed_ GUARDED_BY(mutex_);    // ended, but `done` has not been called
   std::condition_variable work_;
   std::condition_variable quiet_;
-  int movers_ = 0;     // number of threads that wait and move messages, except the server
-  size_t served_ = 0;  // number of transfers that the server moves if no other thread does
-  size_t room_ = 0;    // sum of Transfer::room, in bytes
-  bool serving_ = false;
-  int callingBack_ = 0;  // number of threads that call a `done`
-  std::thread::id server_;
+  // Number of threads that wait and move messages, except the server.
+  int movers_ GUARDED_BY(mutex_) = 0;
+  // Number of transfers that the server moves if no other thread does.
+  size_t served_ GUARDED_BY(mutex_) = 0;
+  size_t room_ GUARDED_BY(mutex_) = 0;  // sum of Transfer::room, in bytes
+  bool serving_ GUARDED_BY(mutex_) = false;
+  int callingBack_ GUARDED_BY(mutex_) = 0;  // number of threads that call a `done`
+  std::thread::id server_ GUARDED_BY(mutex_);
 };
 
 }  // namespace torchcomms_pg::shm

@@ -13,11 +13,11 @@
 #include <cstddef>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <system_error>
 #include <utility>
 
 #include "base/FileDescriptor.hpp"
+#include "base/Mutex.hpp"
 #include "base/Thread.hpp"
 #include "shm/Host.hpp"
 #include "shm/segment/ForkSafe.hpp"
@@ -32,11 +32,12 @@ constexpr int kLookMs = 250;
 constexpr int kRequestMs = 1000;
 
 struct Shared {
-  std::mutex mutex;
-  std::map<Token, int> files;
-  int listening = -1;  // the socket that the thread tcpg_files serves, or -1
+  Mutex mutex;
+  std::map<Token, int> files GUARDED_BY(mutex);
+  // The socket that the thread tcpg_files serves, or -1.
+  int listening GUARDED_BY(mutex) = -1;
 
-  void inChild() {
+  void inChild() REQUIRES(mutex) {
     files.clear();
     if (listening >= 0) ::close(std::exchange(listening, -1));
   }
@@ -115,15 +116,14 @@ void serve(int listening) {
         recv(peer.get(), &token, sizeof token, 0) != sizeof token) {
       continue;
     }
-    std::lock_guard lock(shared().mutex);
+    LockGuard lock(shared().mutex);
     const auto found = shared().files.find(token);
     send(peer.get(), found == shared().files.end() ? -1 : found->second);
   }
 }
 
-// Opens this process's socket, and starts the thread that serves it. Call with the lock held.
-// Throws NcclError.
-void listen(Shared& all) {
+// Opens this process's socket, and starts the thread that serves it. Throws NcclError.
+void listen(Shared& all) REQUIRES(all.mutex) {
   const auto [address, bytes] = addressOf(processId());
   FileDescriptor made{socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
   if (!made || bind(made.get(), reinterpret_cast<const sockaddr*>(&address), bytes) != 0 ||
@@ -176,13 +176,13 @@ Token makeToken() {
 
 void share(const Token& token, int file) {
   if (prctl(PR_GET_DUMPABLE) == 1) return;
-  std::lock_guard lock(shared().mutex);
+  LockGuard lock(shared().mutex);
   if (shared().listening < 0) listen(shared());
   shared().files[token] = file;
 }
 
 void withdraw(const Token& token) {
-  std::lock_guard lock(shared().mutex);
+  LockGuard lock(shared().mutex);
   shared().files.erase(token);
 }
 

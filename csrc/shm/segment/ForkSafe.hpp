@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 
+#include "base/Mutex.hpp"
 #include "base/NeverDestroyed.hpp"
 
 namespace torchcomms_pg::shm {
@@ -15,9 +16,9 @@ State& forkSafe() {
   static State& instance = []() -> State& {
     static auto& made = neverDestroyed<State>();
     pthread_atfork(
-        [] { made.mutex.lock(); },
-        [] { made.mutex.unlock(); },
-        [] {
+        []() ACQUIRE(made.mutex) { made.mutex.lock(); },
+        []() RELEASE(made.mutex) { made.mutex.unlock(); },
+        []() RELEASE(made.mutex) {
           if constexpr (requires { made.inChild(); }) made.inChild();
           made.mutex.unlock();
         });

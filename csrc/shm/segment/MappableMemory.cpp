@@ -9,11 +9,11 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <string>
 #include <utility>
 
 #include "base/FileDescriptor.hpp"
+#include "base/Mutex.hpp"
 #include "host/AvailableMemory.hpp"
 #include "shm/Host.hpp"
 #include "shm/segment/Descriptor.hpp"
@@ -52,8 +52,9 @@ void take(int file, size_t bytes, const std::string& what) {
 }
 
 struct Allocations {
-  std::mutex mutex;
-  std::map<const std::byte*, std::shared_ptr<Memory>> all;  // by first address
+  Mutex mutex;
+  // By first address.
+  std::map<const std::byte*, std::shared_ptr<Memory>> all GUARDED_BY(mutex);
 };
 
 Allocations& allocations() {
@@ -129,14 +130,14 @@ std::shared_ptr<std::byte> mapMemory(const MemoryAddress& address) {
 void* allocateMemory(size_t bytes) {
   auto memory = Memory::allocate(bytes);
   std::byte* const data = memory->data();
-  std::lock_guard lock(allocations().mutex);
+  LockGuard lock(allocations().mutex);
   allocations().all[data] = std::move(memory);
   return data;
 }
 
 void freeMemory(void* pointer) {
   std::shared_ptr<Memory> memory;  // declared first, so that it is unmapped after unlocking
-  std::lock_guard lock(allocations().mutex);
+  LockGuard lock(allocations().mutex);
   const auto found = allocations().all.find(static_cast<const std::byte*>(pointer));
   if (found == allocations().all.end()) {
     throw NcclError(
@@ -148,7 +149,7 @@ void freeMemory(void* pointer) {
 
 std::shared_ptr<Memory> findMemory(const void* pointer, size_t bytes) {
   const auto* first = static_cast<const std::byte*>(pointer);
-  std::lock_guard lock(allocations().mutex);
+  LockGuard lock(allocations().mutex);
   auto found = allocations().all.upper_bound(first);
   if (found == allocations().all.begin()) return nullptr;
   --found;

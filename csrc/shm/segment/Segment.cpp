@@ -15,10 +15,10 @@
 #include <cstring>
 #include <ctime>
 #include <map>
-#include <mutex>
 #include <new>
 
 #include "base/FileDescriptor.hpp"
+#include "base/Mutex.hpp"
 #include "shm/segment/ForkSafe.hpp"
 
 namespace torchcomms_pg::shm {
@@ -32,8 +32,8 @@ constexpr size_t roundUp(size_t bytes, size_t unit) {
 
 // This process's mappings, by the token of the unique id.
 struct Mappings {
-  std::mutex mutex;
-  std::map<std::array<uint64_t, 2>, std::weak_ptr<Segment>> segments;
+  Mutex mutex;
+  std::map<std::array<uint64_t, 2>, std::weak_ptr<Segment>> segments GUARDED_BY(mutex);
 };
 
 Mappings& mappings() {
@@ -131,7 +131,7 @@ Segment::~Segment() {
 
 std::shared_ptr<Segment> Segment::open(const ncclUniqueId& id, int ranks) {
   const IdContent content = decode(id);
-  std::lock_guard lock(mappings().mutex);
+  LockGuard lock(mappings().mutex);
   std::erase_if(mappings().segments, [](const auto& entry) { return entry.second.expired(); });
   auto& known = mappings().segments[{content.token[0], content.token[1]}];
   if (auto segment = known.lock(); segment && segment->size() == ranks) return segment;

@@ -10,9 +10,9 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
-#include <mutex>
 #include <vector>
 
+#include "base/Mutex.hpp"
 #include "shm/Host.hpp"
 #include "shm/segment/Descriptor.hpp"
 #include "shm/segment/ForkSafe.hpp"
@@ -29,11 +29,11 @@ struct OpenFiles {
     int number;
     Token token;
   };
-  std::mutex mutex;
-  std::vector<File> files;
+  Mutex mutex;
+  std::vector<File> files GUARDED_BY(mutex);
 
   // Closes the inherited descriptors; the parent keeps its own.
-  void inChild() {
+  void inChild() REQUIRES(mutex) {
     for (const File& file : files) ::close(file.number);
     files.clear();
   }
@@ -95,7 +95,7 @@ ncclUniqueId makeUniqueId() {
     throw;
   }
   {
-    std::lock_guard lock(openFiles().mutex);
+    LockGuard lock(openFiles().mutex);
     openFiles().files.push_back({file, token});
   }
   ncclUniqueId id;
@@ -179,7 +179,7 @@ int openUniqueId(const ncclUniqueId& id) {
 void closeCompletedIds() {
   std::vector<OpenFiles::File> closing;
   {
-    std::lock_guard lock(openFiles().mutex);
+    LockGuard lock(openFiles().mutex);
     std::erase_if(openFiles().files, [&](const OpenFiles::File& file) {
       if (!complete(file.number)) return false;
       closing.push_back(file);

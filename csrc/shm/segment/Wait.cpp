@@ -9,10 +9,10 @@
 #include <algorithm>
 #include <bit>
 #include <ctime>
-#include <mutex>
 #include <set>
 #include <utility>
 
+#include "base/Mutex.hpp"
 #include "host/Cgroup.hpp"
 #include "shm/Host.hpp"
 #include "shm/segment/ForkSafe.hpp"
@@ -49,11 +49,11 @@ std::atomic<bool> moreRanksThanCpus{false};
 
 // This process's live groups that have more ranks than CPUs.
 struct Groups {
-  std::mutex mutex;
-  std::set<const RanksOnHost*> crowded;
+  Mutex mutex;
+  std::set<const RanksOnHost*> crowded GUARDED_BY(mutex);
 
-  void note() { moreRanksThanCpus.store(!crowded.empty()); }
-  void inChild() {
+  void note() REQUIRES(mutex) { moreRanksThanCpus.store(!crowded.empty()); }
+  void inChild() REQUIRES(mutex) {
     crowded.clear();
     note();
   }
@@ -88,7 +88,7 @@ RanksOnHost::RanksOnHost(Segment& segment, int rank) : segment_(segment) {
 void RanksOnHost::count() const {
   const bool crowded = segment_.size() > cpuCount(segment_);
   auto& groups = forkSafe<Groups>();
-  std::lock_guard lock(groups.mutex);
+  LockGuard lock(groups.mutex);
   if (crowded) {
     groups.crowded.insert(this);
   } else {
@@ -99,7 +99,7 @@ void RanksOnHost::count() const {
 
 RanksOnHost::~RanksOnHost() {
   auto& groups = forkSafe<Groups>();
-  std::lock_guard lock(groups.mutex);
+  LockGuard lock(groups.mutex);
   groups.crowded.erase(this);
   groups.note();
 }
