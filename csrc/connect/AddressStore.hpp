@@ -4,11 +4,11 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <map>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/Mutex.hpp"
 #include "base/StoreValue.hpp"
 #include "base/TorchCompat.hpp"
 
@@ -29,7 +29,7 @@ class AddressStore final : public c10d::Store {
 
   std::vector<uint8_t> get(const std::string& key) override {
     wait({key});
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     return values_.at(key);
   }
 
@@ -63,18 +63,18 @@ class AddressStore final : public c10d::Store {
 
  private:
   bool known(const std::string& key) {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     return values_.contains(key);
   }
   void keep(const std::string& key, std::vector<uint8_t> value) {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     values_[key] = std::move(value);
   }
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const int ranks_;
-  std::mutex mutex_;
-  std::map<std::string, std::vector<uint8_t>> values_;
+  Mutex mutex_;
+  std::map<std::string, std::vector<uint8_t>> values_ GUARDED_BY(mutex_);
 };
 
 }  // namespace torchcomms_pg

@@ -125,7 +125,7 @@ c10::Stream AcceleratorDevice::streamAfter(const c10::Stream& issuer) {
 EventPtr AcceleratorDevice::record(const c10::Stream& stream, bool timed) {
   std::unique_ptr<c10::Event> event;
   {
-    const std::lock_guard lock(events_->mutex);
+    const LockGuard lock(events_->mutex);
     auto& free = events_->free[timed];
     if (!free.empty()) {
       event = std::move(free.back());
@@ -140,7 +140,7 @@ EventPtr AcceleratorDevice::record(const c10::Stream& stream, bool timed) {
   // A stream that has been told to wait for the event waits for this recording, even if the event
   // is reused and recorded again before the stream reaches the wait.
   return {event.release(), [events = events_, timed](c10::Event* done) {
-            const std::lock_guard lock(events->mutex);
+            const LockGuard lock(events->mutex);
             events->free[timed].emplace_back(done);
           }};
 }

@@ -8,11 +8,11 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "base/Mutex.hpp"
 #include "device/EventPoller.hpp"
 #include "device/WorkerStream.hpp"
 
@@ -98,8 +98,8 @@ class AcceleratorDevice final {
  private:
   // Events for reuse, since making an event is slow.
   struct Events {
-    std::mutex mutex;
-    std::vector<std::unique_ptr<c10::Event>> free[2];  // without and with timing
+    Mutex mutex;
+    std::vector<std::unique_ptr<c10::Event>> free[2] GUARDED_BY(mutex);  // without and with timing
   };
 
   const c10::Device device_;

@@ -18,8 +18,8 @@ namespace {
 
 // The pollers of this process, by device.
 struct Watches {
-  std::mutex mutex;
-  std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, EventPoller> all;
+  Mutex mutex;
+  std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, EventPoller> all GUARDED_BY(mutex);
 };
 Watches& watches() {
   static PerProcess<Watches> ofProcess;
@@ -29,7 +29,7 @@ Watches& watches() {
 }  // namespace
 
 EventPoller& EventPoller::of(c10::Device device) {
-  std::lock_guard lock(watches().mutex);
+  LockGuard lock(watches().mutex);
   return watches().all.try_emplace({device.type(), device.index()}, device).first->second;
 }
 
@@ -37,7 +37,7 @@ void EventPoller::askNow(std::chrono::milliseconds patience) {
   const auto until = Clock::now() + patience;
   std::vector<std::pair<EventPoller*, uint64_t>> rounds;
   {
-    std::lock_guard lock(watches().mutex);
+    LockGuard lock(watches().mutex);
     for (auto& [device, watch] : watches().all) {
       if (watch.pid_.load(std::memory_order_relaxed) == getpid()) {  // started in this process
         rounds.emplace_back(&watch, watch.hasten());
@@ -50,7 +50,7 @@ void EventPoller::askNow(std::chrono::milliseconds patience) {
 }
 
 uint64_t EventPoller::hasten() {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   hastened_ = !idle_;
   wake_.notify_one();
   return begun_ + 1;  // the current round may have polled an event before its time
@@ -58,28 +58,29 @@ uint64_t EventPoller::hasten() {
 
 void EventPoller::awaitRound(
     uint64_t round, Clock::time_point until, std::chrono::milliseconds patience) {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   const bool stuck = begun_ != ended_ && Clock::now() - beganAt_ > patience;
   if (!stuck) {
-    changed_.wait_until(lock, until, [&] { return ended_ >= round || idle_ || !started_; });
+    changed_.wait_until(
+        lock, until, [&]() REQUIRES(mutex_) { return ended_ >= round || idle_ || !started_; });
   }
 }
 
 void EventPoller::join() {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   ++users_;
 }
 
 void EventPoller::leave() {
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     --users_;
   }
   wake_.notify_one();
 }
 
 void EventPoller::start() {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   if (started_) {
     return;
   }
@@ -91,7 +92,7 @@ void EventPoller::start() {
 void EventPoller::add(c10::StreamId stream, std::shared_ptr<Awaited> awaited) {
   bool wake = false;
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     added_[stream].push_back(std::move(awaited));
     wake = std::exchange(idle_, false);
   }
@@ -106,11 +107,11 @@ void EventPoller::run() {
   if (device_.is_cuda()) {
     useThreadLocalCaptureMode();
   }
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   for (;;) {
     idle_ = awaited_.empty() && added_.empty();
     changed_.notify_all();
-    wake_.wait(lock, [&] { return !idle_ || users_ == 0; });
+    wake_.wait(lock, [&]() REQUIRES(mutex_) { return !idle_ || users_ == 0; });
     if (idle_) {
       started_ = false;
       return;
@@ -151,14 +152,14 @@ void EventPoller::askAll() {
 
 EventPoller::FastPolling::FastPolling(EventPoller& watch) : watch_(watch) {
   {
-    std::lock_guard lock(watch_.mutex_);
+    LockGuard lock(watch_.mutex_);
     ++watch_.hurried_;
   }
   watch_.wake_.notify_one();
 }
 
 EventPoller::FastPolling::~FastPolling() {
-  std::lock_guard lock(watch_.mutex_);
+  LockGuard lock(watch_.mutex_);
   --watch_.hurried_;
 }
 

@@ -11,9 +11,9 @@
 #include <cstdint>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 
+#include "base/Mutex.hpp"
 #include "monitor/Monitor.hpp"
 
 namespace torchcomms_pg {
@@ -91,19 +91,19 @@ class EventPoller {
   void askAll();
 
   const c10::Device device_;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable wake_;
-  std::condition_variable changed_;  // a round has ended, or no event is left
-  std::atomic<pid_t> pid_{0};        // process that started the thread, or 0
-  bool started_ = false;             // true if the thread runs
-  bool hastened_ = false;            // true if the next round begins at once
-  uint64_t begun_ = 0;               // number of the latest round
-  uint64_t ended_ = 0;               // number of the latest round that has ended
-  Clock::time_point beganAt_;
-  int users_ = 0;
-  int hurried_ = 0;   // number of FastPolling objects
-  bool idle_ = true;  // true if no event is left
-  std::unordered_map<c10::StreamId, List> added_;
+  std::condition_variable changed_;           // a round has ended, or no event is left
+  std::atomic<pid_t> pid_{0};                 // process that started the thread, or 0
+  bool started_ GUARDED_BY(mutex_) = false;   // true if the thread runs
+  bool hastened_ GUARDED_BY(mutex_) = false;  // true if the next round begins at once
+  uint64_t begun_ GUARDED_BY(mutex_) = 0;     // number of the latest round
+  uint64_t ended_ GUARDED_BY(mutex_) = 0;     // number of the latest round that has ended
+  Clock::time_point beganAt_ GUARDED_BY(mutex_);
+  int users_ GUARDED_BY(mutex_) = 0;
+  int hurried_ GUARDED_BY(mutex_) = 0;   // number of FastPolling objects
+  bool idle_ GUARDED_BY(mutex_) = true;  // true if no event is left
+  std::unordered_map<c10::StreamId, List> added_ GUARDED_BY(mutex_);
   std::unordered_map<c10::StreamId, Queue> awaited_;  // owned by the thread
 };
 

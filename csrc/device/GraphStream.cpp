@@ -12,7 +12,7 @@ std::optional<GraphStream::Branch> GraphStream::branchFrom(const c10::Stream& is
     return std::nullopt;
   }
   dropEnded();
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   if (!stream_) {
     stream_ = device_.newStream(highPriority_);
   }
@@ -28,12 +28,12 @@ bool GraphStream::openLocked(uint64_t capture) const {
 }
 
 bool GraphStream::open(uint64_t capture) const {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   return openLocked(capture);
 }
 
 void GraphStream::keep(uint64_t capture, std::shared_ptr<const void> object) {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   kept_.emplace_back(capture, std::move(object));
   keeps_.store(true, std::memory_order_relaxed);
 }
@@ -43,9 +43,11 @@ void GraphStream::dropEnded() {
     return;
   }
   decltype(kept_) ended;  // freed after the lock is released
-  std::lock_guard lock(mutex_);
-  const auto end = std::partition(
-      kept_.begin(), kept_.end(), [&](const auto& entry) { return openLocked(entry.first); });
+  LockGuard lock(mutex_);
+  const auto end =
+      std::partition(kept_.begin(), kept_.end(), [&](const auto& entry) REQUIRES(mutex_) {
+        return openLocked(entry.first);
+      });
   ended.assign(std::make_move_iterator(end), std::make_move_iterator(kept_.end()));
   kept_.erase(end, kept_.end());
   keeps_.store(!kept_.empty(), std::memory_order_relaxed);

@@ -6,11 +6,11 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "base/Mutex.hpp"
 #include "device/AcceleratorDevice.hpp"
 
 namespace torchcomms_pg {
@@ -43,14 +43,15 @@ class GraphStream {
   void dropEnded();
 
  private:
-  bool openLocked(uint64_t capture) const;
+  bool openLocked(uint64_t capture) const REQUIRES(mutex_);
 
   AcceleratorDevice& device_;
   const bool highPriority_;
-  mutable std::mutex mutex_;
-  std::optional<c10::Stream> stream_;  // nullopt until the first capture: torch has few streams
-  uint64_t capture_ = 0;               // number of the latest capture
-  std::vector<std::pair<uint64_t, std::shared_ptr<const void>>> kept_;
+  mutable Mutex mutex_;
+  // nullopt until the first capture: torch has few streams.
+  std::optional<c10::Stream> stream_ GUARDED_BY(mutex_);
+  uint64_t capture_ GUARDED_BY(mutex_) = 0;  // number of the latest capture
+  std::vector<std::pair<uint64_t, std::shared_ptr<const void>>> kept_ GUARDED_BY(mutex_);
   std::atomic<bool> keeps_{false};
 };
 

@@ -23,24 +23,22 @@ struct WorkerStream::State : std::enable_shared_from_this<State> {
 
   const std::string name;
   const pid_t pid = getpid();
-  std::mutex mutex;
+  Mutex mutex;
   std::condition_variable work;   // a task needs a leader, or the stream closes
   std::condition_variable ended;  // a thread has ended, or no task is left
-  std::deque<Task> tasks;
-  std::vector<std::thread> threads;
-  size_t idle = 0;     // threads that wait for tasks
-  size_t running = 0;  // threads that have not ended
-  uint64_t lead = 0;   // changes when a thread takes or hands over the lead
-  bool led = false;
-  std::thread::id leader;
-  bool closing = false;
+  std::deque<Task> tasks GUARDED_BY(mutex);
+  std::vector<std::thread> threads GUARDED_BY(mutex);
+  size_t idle GUARDED_BY(mutex) = 0;     // threads that wait for tasks
+  size_t running GUARDED_BY(mutex) = 0;  // threads that have not ended
+  uint64_t lead GUARDED_BY(mutex) = 0;   // changes when a thread takes or hands over the lead
+  bool led GUARDED_BY(mutex) = false;
+  std::thread::id leader GUARDED_BY(mutex);
+  bool closing GUARDED_BY(mutex) = false;
   std::atomic<bool> deferring{false};  // true from defer() to wake(); set with `mutex` held
 
-  // Call all functions but run() with `mutex` held.
-  //
   // Wakes or starts a thread. If no thread can be started, a running thread takes the tasks after
   // its current task; raises if no thread runs.
-  void wakeOne() {
+  void wakeOne() REQUIRES(mutex) {
     if (idle > 0) {
       work.notify_one();
       return;
@@ -59,17 +57,18 @@ struct WorkerStream::State : std::enable_shared_from_this<State> {
   }
 
   // Takes the lead. Runs tasks until none is left, `done` returns true or a task gives up the lead.
-  void leadUntil(std::unique_lock<std::mutex>& lock, const std::function<bool()>* done) {
+  void leadUntil(const std::function<bool()>* done) REQUIRES(mutex) {
     led = true;
     leader = std::this_thread::get_id();
     const uint64_t mine = ++lead;
     while (!tasks.empty()) {
       std::optional<Task> task(std::move(tasks.front()));
       tasks.pop_front();
-      lock.unlock();
-      task->run();
-      task.reset();  // without the lock: destructors of its captures may take locks
-      lock.lock();
+      {
+        const Unlocked unlocked(mutex);
+        task->run();
+        task.reset();  // without the lock: destructors of its captures may take locks
+      }
       if (lead != mine) {
         return;
       }
@@ -81,7 +80,7 @@ struct WorkerStream::State : std::enable_shared_from_this<State> {
   }
 
   // Gives up the lead, and has another thread take it if tasks are left.
-  void pass() {
+  void pass() REQUIRES(mutex) {
     led = false;
     if (tasks.empty()) {
       ended.notify_all();
@@ -90,17 +89,19 @@ struct WorkerStream::State : std::enable_shared_from_this<State> {
     }
   }
 
-  bool leads() const { return led && leader == std::this_thread::get_id(); }
+  bool leads() const REQUIRES(mutex) { return led && leader == std::this_thread::get_id(); }
 
   void run() {
-    std::unique_lock lock(mutex);
+    UniqueLock lock(mutex);
     for (;;) {
-      work.wait(lock, [&] { return (!led && !tasks.empty()) || (closing && tasks.empty()); });
+      work.wait(lock, [&]() REQUIRES(mutex) {
+        return (!led && !tasks.empty()) || (closing && tasks.empty());
+      });
       --idle;
       if (tasks.empty()) {
         break;
       }
-      leadUntil(lock, nullptr);
+      leadUntil(nullptr);
       ++idle;
     }
     --running;
@@ -117,7 +118,7 @@ WorkerStream::~WorkerStream() {
     neverDestroyed<std::shared_ptr<State>>(std::move(state_));
     return;
   }
-  std::unique_lock lock(state_->mutex);
+  UniqueLock lock(state_->mutex);
   state_->closing = true;
   state_->work.notify_all();
   // If a task held the last reference to this stream, the calling thread is one of the stream's.
@@ -125,7 +126,8 @@ WorkerStream::~WorkerStream() {
   for (const auto& thread : state_->threads) {
     own += thread.get_id() == std::this_thread::get_id();
   }
-  const bool over = state_->ended.wait_for(lock, kPatience, [&] { return state_->running == own; });
+  const bool over = state_->ended.wait_for(
+      lock, kPatience, [&]() REQUIRES(state_->mutex) { return state_->running == own; });
   auto threads = std::move(state_->threads);
   lock.unlock();
   for (auto& thread : threads) {
@@ -138,14 +140,14 @@ WorkerStream::~WorkerStream() {
 }
 
 void WorkerStream::start() {
-  std::lock_guard lock(state_->mutex);
+  LockGuard lock(state_->mutex);
   if (state_->running == 0) {
     state_->wakeOne();
   }
 }
 
 void WorkerStream::enqueue(std::function<void()> task) {
-  std::lock_guard lock(state_->mutex);
+  LockGuard lock(state_->mutex);
   state_->tasks.push_back({{}, std::move(task)});
   if (state_->led || state_->deferring.load(std::memory_order_relaxed)) {
     return;
@@ -159,12 +161,12 @@ void WorkerStream::enqueue(std::function<void()> task) {
 }
 
 bool WorkerStream::idle() {
-  std::lock_guard lock(state_->mutex);
+  LockGuard lock(state_->mutex);
   return !state_->led && state_->tasks.empty();
 }
 
 void WorkerStream::defer() {
-  std::lock_guard lock(state_->mutex);
+  LockGuard lock(state_->mutex);
   state_->deferring.store(true, std::memory_order_relaxed);
 }
 
@@ -172,7 +174,7 @@ void WorkerStream::wake() {
   if (!state_->deferring.load(std::memory_order_relaxed) || state_->pid != getpid()) {
     return;
   }
-  std::lock_guard lock(state_->mutex);
+  LockGuard lock(state_->mutex);
   state_->deferring.store(false, std::memory_order_relaxed);
   if (!state_->led && !state_->tasks.empty()) {
     state_->wakeOne();
@@ -180,7 +182,7 @@ void WorkerStream::wake() {
 }
 
 void WorkerStream::handOver() {
-  std::lock_guard lock(state_->mutex);
+  LockGuard lock(state_->mutex);
   if (state_->leads()) {
     ++state_->lead;
     state_->pass();
@@ -193,15 +195,17 @@ void WorkerStream::drain() {
   }
   wake();
   const auto state = state_;  // a task may drop the last reference to this stream
-  std::unique_lock lock(state->mutex);
-  state->ended.wait(lock, [&] { return state->leads() || (!state->led && state->tasks.empty()); });
+  UniqueLock lock(state->mutex);
+  state->ended.wait(lock, [&]() REQUIRES(state->mutex) {
+    return state->leads() || (!state->led && state->tasks.empty());
+  });
 }
 
 void WorkerStream::runQueued(const std::function<bool()>& done) {
   const auto state = state_;  // a task may drop the last reference to this stream
-  std::unique_lock lock(state->mutex);
+  UniqueLock lock(state->mutex);
   if (!state->led && !state->tasks.empty() && !done()) {
-    state->leadUntil(lock, &done);
+    state->leadUntil(&done);
   }
 }
 

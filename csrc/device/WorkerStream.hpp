@@ -6,11 +6,11 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/Mutex.hpp"
 #include "host/HostStream.hpp"
 
 namespace torchcomms_pg {

@@ -112,7 +112,7 @@ void Comm::connectRail(Connected connected, const std::function<void()>& look) {
 }
 
 Comm::Place Comm::nextPlace() {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   tags_ = tags_ % (Link::kTagLimit - 1) + 1;
   return {turns_.take(), tags_};
 }
@@ -273,7 +273,7 @@ uint64_t Comm::ring(uint64_t times) {
 
 void Comm::close() {
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     if (std::exchange(closed_, true)) {
       return;
     }

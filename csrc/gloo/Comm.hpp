@@ -4,10 +4,10 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/Mutex.hpp"
 #include "device/WorkerStream.hpp"
 #include "gloo/GroupFailure.hpp"
 #include "gloo/Link.hpp"
@@ -135,9 +135,9 @@ class Comm : public std::enable_shared_from_this<Comm> {
   Scratch scratch_;  // used by the operation whose turn it is
   WorkerStream waiters_{"tcpg_gloo"};
 
-  mutable std::mutex mutex_;
-  int tags_ = 0;
-  bool closed_ = false;
+  mutable Mutex mutex_;
+  int tags_ GUARDED_BY(mutex_) = 0;
+  bool closed_ GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace torchcomms_pg::gloo

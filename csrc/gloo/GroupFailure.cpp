@@ -41,7 +41,7 @@ template <class... Args>
 void GroupFailure::call(std::function<void(Args...)> Actions::* which, Args... args) {
   std::vector<Watcher> watchers;
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     watchers = watchers_;
   }
   for (const auto& watcher : watchers) {
@@ -55,7 +55,7 @@ void GroupFailure::call(std::function<void(Args...)> Actions::* which, Args... a
 }
 
 std::optional<host::NcclError> GroupFailure::known() const {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   return failure_;
 }
 
@@ -65,7 +65,7 @@ void GroupFailure::check() const {
 
 void GroupFailure::fail(const host::NcclError& failure) {
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     if (failure_) {
       return;
     }
@@ -78,7 +78,7 @@ void GroupFailure::fail(const host::NcclError& failure) {
         [unfinished = ExitGuard(), self = shared_from_this()] { self->tellOthers(); });
   } catch (const std::exception&) {
     // Out of memory: the other ranks notice only broken connections.
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     told_ = true;
     changed_.notify_all();
   }
@@ -242,7 +242,7 @@ void GroupFailure::tellOthers() {
     // The other ranks notice only broken connections.
   }
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     told_ = true;
   }
   changed_.notify_all();
@@ -250,15 +250,15 @@ void GroupFailure::tellOthers() {
 }
 
 void GroupFailure::watch(const std::shared_ptr<void>& owner, Actions actions) {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   std::erase_if(watchers_, [](const Watcher& watcher) { return watcher.owner.expired(); });
   watchers_.push_back({owner, std::move(actions)});
 }
 
 void GroupFailure::awaitTold() {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   tellPatience.spend([&](std::chrono::milliseconds patience) {
-    return changed_.wait_for(lock, patience, [&] { return !failure_ || told_; });
+    return changed_.wait_for(lock, patience, [&]() REQUIRES(mutex_) { return !failure_ || told_; });
   });
 }
 

@@ -7,12 +7,12 @@
 #include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <system_error>
 #include <vector>
 
+#include "base/Mutex.hpp"
 #include "gloo/InterruptibleWait.hpp"
 #include "host/NcclError.hpp"
 
@@ -43,12 +43,15 @@ class GroupFailure : public std::enable_shared_from_this<GroupFailure> {
   void failWithoutThread(const std::string& name, const std::system_error& error);
 
   // Does what `changed`.wait() does, but also returns after a failure, and checks for signals.
-  template <class Done>
-  void wait(std::condition_variable& changed, std::unique_lock<std::mutex>& lock, Done done) {
+  // `lock` holds `mutex`.
+  void wait(
+      std::condition_variable& changed,
+      Mutex& mutex,
+      UniqueLock& lock,
+      const std::function<bool()>& done) REQUIRES(mutex) {
     while (!changed.wait_for(lock, kSignalLook, [&] { return done() || known(); })) {
-      lock.unlock();
+      const Unlocked unlocked(mutex);
       lookForSignals();
-      lock.lock();
     }
   }
 
@@ -128,11 +131,12 @@ class GroupFailure : public std::enable_shared_from_this<GroupFailure> {
   const int rank_;
   const std::function<std::string(int rank)> died_;
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::condition_variable changed_;
-  std::optional<host::NcclError> failure_;
-  std::vector<Watcher> watchers_;
-  bool told_ = false;  // the other ranks can read the reason, or writing it has failed
+  std::optional<host::NcclError> failure_ GUARDED_BY(mutex_);
+  std::vector<Watcher> watchers_ GUARDED_BY(mutex_);
+  // The other ranks can read the reason, or writing it has failed.
+  bool told_ GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace torchcomms_pg::gloo

@@ -3,10 +3,10 @@
 #include <unistd.h>
 
 #include <condition_variable>
-#include <mutex>
 #include <system_error>
 #include <thread>
 
+#include "base/Mutex.hpp"
 #include "base/NeverDestroyed.hpp"
 #include "base/Thread.hpp"
 #include "host/Interrupt.hpp"
@@ -16,15 +16,15 @@ namespace torchcomms_pg::gloo {
 // State for waits in the one thread of a process that runs signal handlers: the main thread.
 struct InterruptibleWait::State {
   const pid_t pid = getpid();
-  std::mutex mutex;
+  Mutex mutex;
   std::condition_variable changed;
-  c10d::Work* waiting = nullptr;  // what the main thread waits for, or null
-  bool idle = false;              // true while `thread` sleeps until the main thread waits
-  bool closed = false;
-  std::thread thread;
+  c10d::Work* waiting GUARDED_BY(mutex) = nullptr;  // what the main thread waits for, or null
+  bool idle GUARDED_BY(mutex) = false;  // true while `thread` sleeps until the main thread waits
+  bool closed GUARDED_BY(mutex) = false;
+  std::thread thread GUARDED_BY(mutex);
 
   void enter(c10d::Work& work) {
-    const std::lock_guard lock(mutex);
+    const LockGuard lock(mutex);
     if (!thread.joinable()) {
       try {
         thread = startThread("tcpg_signals", [this] { run(); });
@@ -39,17 +39,18 @@ struct InterruptibleWait::State {
   }
 
   void leave() {
-    const std::lock_guard lock(mutex);
+    const LockGuard lock(mutex);
     waiting = nullptr;
   }
 
   void run() {
-    std::unique_lock lock(mutex);
+    UniqueLock lock(mutex);
     while (!closed) {
       idle = true;
-      changed.wait(lock, [this] { return waiting != nullptr || closed; });
+      changed.wait(lock, [this]() REQUIRES(mutex) { return waiting != nullptr || closed; });
       idle = false;
-      if (!changed.wait_for(lock, kSignalLook, [this] { return closed; }) && waiting != nullptr) {
+      const auto ended = [this]() REQUIRES(mutex) { return closed; };
+      if (!changed.wait_for(lock, kSignalLook, ended) && waiting != nullptr) {
         waiting->abort();
       }
     }
@@ -59,11 +60,11 @@ struct InterruptibleWait::State {
 std::shared_ptr<InterruptibleWait> InterruptibleWait::hold() {
   // The reference to the process's object is never destroyed: groups may be dropped at exit.
   struct Shared {
-    std::mutex mutex;
-    std::weak_ptr<InterruptibleWait> watch;
+    Mutex mutex;
+    std::weak_ptr<InterruptibleWait> watch GUARDED_BY(mutex);
   };
   static auto& shared = neverDestroyed<Shared>();
-  const std::lock_guard lock(shared.mutex);
+  const LockGuard lock(shared.mutex);
   auto watch = shared.watch.lock();
   if (watch == nullptr || watch->state_->pid != getpid()) {
     shared.watch = watch = std::make_shared<InterruptibleWait>();
@@ -82,7 +83,7 @@ InterruptibleWait::~InterruptibleWait() {
     return;
   }
   {
-    const std::lock_guard lock(state_->mutex);
+    const LockGuard lock(state_->mutex);
     state_->closed = true;
   }
   state_->changed.notify_one();

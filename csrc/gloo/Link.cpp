@@ -3,11 +3,11 @@
 #include <ATen/ATen.h>
 
 #include <cstring>
-#include <mutex>
 #include <thread>
 #include <utility>
 
 #include "base/ExitGuard.hpp"
+#include "base/Mutex.hpp"
 #include "host/Names.hpp"
 #include "monitor/Monitor.hpp"
 
@@ -84,7 +84,7 @@ std::string Link::hand(Packet& packet) {
   const bool apart =
       packet.bytes > kInline || packet.confirmed || (!packet.announced && packet.bytes > 0);
   try {
-    std::lock_guard lock(mutex_);  // Gloo's counters are not thread-safe
+    LockGuard lock(mutex_);  // Gloo's counters are not thread-safe
     if (packet.announced) {
       // Zeroed, since the whole envelope is sent: its unused part must not reveal other memory.
       packet.envelope = at::zeros({sizeof(Envelope)}, at::kByte);
@@ -107,7 +107,7 @@ std::string Link::hand(Packet& packet) {
   }
 }
 
-// Fills the envelope of a packet that is sent. Called with mutex_ held.
+// Fills the envelope of a packet that is sent.
 void Link::seal(Packet& packet) {
   if (packet.dataTag == 0) {
     data_ = (data_ + 1) % kTagLimit;
@@ -129,11 +129,11 @@ void Link::complete(Packet& packet, bool late) {
     Link& link;
     std::list<int>::iterator entry;
     Late(Link& link, int peer) : link(link) {
-      std::lock_guard lock(link.mutex_);
+      LockGuard lock(link.mutex_);
       entry = link.late_.insert(link.late_.end(), peer);
     }
     ~Late() {
-      std::lock_guard lock(link.mutex_);
+      LockGuard lock(link.mutex_);
       link.late_.erase(entry);
     }
   };
@@ -167,7 +167,7 @@ void Link::accept(Packet& packet) {
   const auto connections = this->connections();
   try {
     std::vector<at::Tensor> data{dataOf(packet)};
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     packet.body = connections->recv(data, packet.peer, envelope.dataTag);
   } catch (const std::exception& error) {
     raiseBroken(packet.peer, error.what());
@@ -207,14 +207,14 @@ std::string Link::wait(c10::intrusive_ptr<c10d::Work> work) {
   c10d::Work* const waited = work.get();
   std::list<c10::intrusive_ptr<c10d::Work>>::iterator entry;
   {
-    std::lock_guard lock(mutex_);  // if the group fails after check(), release() finds the entry
+    LockGuard lock(mutex_);  // if the group fails after check(), release() finds the entry
     setup_.groupFailure->check();
     checkOpen();
     entry = awaited_.insert(awaited_.end(), std::move(work));
   }
   const auto goesOn = [this] {
     setup_.groupFailure->lookForSignals();
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     return !closed_ && !setup_.groupFailure->known();
   };
   std::string broken = "aborted";
@@ -229,7 +229,7 @@ std::string Link::wait(c10::intrusive_ptr<c10d::Work> work) {
   } catch (const std::exception& error) {
     broken = error.what();
   }
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   awaited_.erase(entry);
   changed_.notify_all();
   setup_.groupFailure->check();
@@ -239,7 +239,7 @@ std::string Link::wait(c10::intrusive_ptr<c10d::Work> work) {
   return broken;
 }
 
-// Raises if the link is closed. Called with mutex_ held.
+// Raises if the link is closed.
 void Link::checkOpen() const {
   if (closed_) throw host::NcclError(ncclInvalidUsage, "the communicator has been finalized");
 }
@@ -283,8 +283,7 @@ std::string Link::nameOfLink(int peer) const {
 }
 
 // Posts a receive for each peer's reason, which a peer sends before it drops its connections. A
-// rank that finds a connection broken then has the reason even if the store is gone. Called with
-// mutex_ held.
+// rank that finds a connection broken then has the reason even if the store is gone.
 void Link::expectReasons() {
   for (int peer = 0; connections_ != nullptr && peer < size(); ++peer) {
     if (peer != setup_.rank) {
@@ -304,13 +303,13 @@ void Link::tellReason(const std::string& reason) {
   std::memcpy(texts.front().data_ptr(), reason.data(), reason.size());
   Connections connections;
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     connections = connections_;
   }
   std::vector<c10::intrusive_ptr<c10d::Work>> sent;
   for (int peer = 0; connections != nullptr && peer < size(); ++peer) {
     try {
-      std::lock_guard lock(mutex_);
+      LockGuard lock(mutex_);
       if (peer != setup_.rank) {
         sent.push_back(connections->send(texts, peer, kReasonTag));
       }
@@ -335,7 +334,7 @@ void Link::tellReason(const std::string& reason) {
 bool Link::failAsHeard(int peer) {
   Reason reason;
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     const auto found = reasons_.find(peer);
     if (found == reasons_.end()) {
       return false;
@@ -358,13 +357,13 @@ bool Link::take(int peer, const Reason& reason) {
   if (setup_.groupFailure->failAsTold(std::string(text, strnlen(text, kReasonBytes)))) {
     return true;
   }
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   left_.insert(peer);
   return false;
 }
 
 bool Link::hasLeft(int peer) const {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   return left_.contains(peer);
 }
 
@@ -375,7 +374,7 @@ bool Link::hasLeft(int peer) const {
 void Link::learn() {
   std::map<int, Reason> reasons;
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     reasons = reasons_;
   }
   if (reasons.empty()) {
@@ -384,19 +383,20 @@ void Link::learn() {
   constexpr int kNone = -1;
   constexpr int kDone = -2;
   struct Waiting {
-    std::mutex mutex;
-    int peer = kNone;  // the peer whose reason this thread waits for, kNone or kDone
+    Mutex mutex;
+    // The peer whose reason this thread waits for, kNone or kDone.
+    int peer GUARDED_BY(mutex) = kNone;
   };
   const auto waiting = std::make_shared<Waiting>();
   const auto waitFor = [&waiting](int peer) {
-    const std::lock_guard lock(waiting->mutex);
+    const LockGuard lock(waiting->mutex);
     waiting->peer = peer;
   };
   try {
     Monitor::get().runDetached([unfinished = ExitGuard(), reasons, waiting] {
       for (int seen = kNone;;) {
         std::this_thread::sleep_for(kArrivalLook);
-        const std::lock_guard lock(waiting->mutex);
+        const LockGuard lock(waiting->mutex);
         if (waiting->peer == kDone) {
           return;
         }
@@ -414,7 +414,7 @@ void Link::learn() {
     try {
       waitFor(peer);
       if (reason.arrival->wait(kNever)) {
-        std::lock_guard lock(mutex_);
+        LockGuard lock(mutex_);
         reasons_.erase(peer);
       } else {
         continue;
@@ -432,7 +432,7 @@ void Link::learn() {
 void Link::release() {
   // Aborts under the lock and keeps no reference to a work: with a reference, Gloo would still move
   // data after the waiting thread has dropped the work.
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   changed_.notify_all();
   for (const auto& work : awaited_) {
     work->abort();  // makes its wait() return
@@ -440,7 +440,7 @@ void Link::release() {
 }
 
 std::vector<int> Link::missingRanks() const {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   return late_.empty() ? std::vector<int>{} : std::vector<int>{setup_.members[late_.front()]};
 }
 

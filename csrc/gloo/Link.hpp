@@ -10,7 +10,6 @@
 #include <list>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <stdexcept>
@@ -18,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/Mutex.hpp"
 #include "base/TorchCompat.hpp"
 #include "gloo/GroupFailure.hpp"
 #include "gloo/InterruptibleWait.hpp"
@@ -159,7 +159,7 @@ class Link : public std::enable_shared_from_this<Link> {
 
   explicit Link(Setup setup) : setup_(std::move(setup)) {}
   void release();
-  void expectReasons();
+  void expectReasons() REQUIRES(mutex_);
   void tellReason(const std::string& reason);
   bool failAsHeard(int peer);
   bool take(int peer, const Reason& reason);
@@ -173,28 +173,33 @@ class Link : public std::enable_shared_from_this<Link> {
   std::string key(const char* name) const { return setup_.prefix + "/" + name; }
   // Starts to connect the ranks. `tells`: asks the other ranks through the store to connect too.
   void startConnecting(bool tells);
-  void checkOpen() const;
+  void checkOpen() const REQUIRES(mutex_);
   std::string wait(c10::intrusive_ptr<c10d::Work> work);
   void await(const c10::intrusive_ptr<c10d::Work>& work, int peer);
   std::string hand(Packet& packet);
-  void seal(Packet& packet);
+  void seal(Packet& packet) REQUIRES(mutex_);
   void compare(const Packet& packet, const host::Signature& theirs);
   void disconnect();
 
   const Setup setup_;
   const std::shared_ptr<InterruptibleWait> watch_ = InterruptibleWait::hold();
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::condition_variable changed_;
-  Connections connections_;
-  c10::intrusive_ptr<c10d::Store> idleStore_;
-  bool connecting_ = false;  // true once a thread for connecting has been started
-  bool closed_ = false;
-  int data_ = 0;  // number of the data tags that were assigned, modulo kTagLimit
-  std::list<c10::intrusive_ptr<c10d::Work>> awaited_;
-  std::list<int> late_;            // peers for which complete() waits with `late`, oldest first
-  std::map<int, Reason> reasons_;  // by peer, until its reason has been received
-  std::set<int> left_;             // peers whose notice that they leave has been received
+  Connections connections_ GUARDED_BY(mutex_);
+  c10::intrusive_ptr<c10d::Store> idleStore_ GUARDED_BY(mutex_);
+  // True once a thread for connecting has been started.
+  bool connecting_ GUARDED_BY(mutex_) = false;
+  bool closed_ GUARDED_BY(mutex_) = false;
+  // Number of the data tags that were assigned, modulo kTagLimit.
+  int data_ GUARDED_BY(mutex_) = 0;
+  std::list<c10::intrusive_ptr<c10d::Work>> awaited_ GUARDED_BY(mutex_);
+  // Peers for which complete() waits with `late`, oldest first.
+  std::list<int> late_ GUARDED_BY(mutex_);
+  // By peer, until its reason has been received.
+  std::map<int, Reason> reasons_ GUARDED_BY(mutex_);
+  // Peers whose notice that they leave has been received.
+  std::set<int> left_ GUARDED_BY(mutex_);
 };
 
 }  // namespace torchcomms_pg::gloo

@@ -48,12 +48,12 @@ void awaitAllConnected(c10d::Backend& made, int rank, int size, int tag) {
 }  // namespace
 
 bool Link::connected() const {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   return connections_ != nullptr;
 }
 
 c10::intrusive_ptr<c10d::Store> Link::idleStore() const {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   return idleStore_;
 }
 
@@ -61,8 +61,9 @@ Connections Link::connections() {
   if (!connected()) {
     startConnecting(/*tells=*/true);
   }
-  std::unique_lock lock(mutex_);
-  setup_.groupFailure->wait(changed_, lock, [&] { return connections_ || closed_; });
+  UniqueLock lock(mutex_);
+  setup_.groupFailure->wait(
+      changed_, mutex_, lock, [&]() REQUIRES(mutex_) { return connections_ || closed_; });
   setup_.groupFailure->check();
   if (!connections_) checkOpen();
   return connections_;
@@ -73,8 +74,10 @@ Connections Link::connections() {
 void Link::connect(std::chrono::milliseconds timeout, const std::function<void()>& look) {
   startConnecting(/*tells=*/false);
   const auto deadline = std::chrono::steady_clock::now() + timeout;
-  const auto ended = [&] { return setup_.groupFailure->known() || connections_ || closed_; };
-  std::unique_lock lock(mutex_);
+  const auto ended = [&]() REQUIRES(mutex_) {
+    return setup_.groupFailure->known() || connections_ || closed_;
+  };
+  UniqueLock lock(mutex_);
   while (!changed_.wait_for(lock, kSignalLook, ended)) {
     lock.unlock();
     // Another rank may have connected before this rank, and then failed the group.
@@ -133,7 +136,7 @@ void Link::connectThrough(const c10::intrusive_ptr<c10d::Store>& group) {
     awaitAllConnected(*made, setup_.rank, size(), kConnectedTag);
   }
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     if (!setup_.groupFailure->known() && !closed_) {
       connections_ = std::move(made);
       idleStore_ = group;
@@ -179,7 +182,7 @@ void Link::connectDetached(const std::function<void(c10d::Store& group)>& tell) 
 // to release the threads that wait.
 void Link::startConnecting(bool tells) {
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     if (connecting_ || connections_ || closed_ || setup_.groupFailure->known()) {
       return;
     }
@@ -212,7 +215,7 @@ void Link::close() {
   bool unconnected = false;
   setup_.groupFailure->awaitTold();
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     leaves = !closed_ && size() > 1 && !setup_.groupFailure->known();
     unconnected = !connections_;
     closed_ = true;
@@ -233,9 +236,10 @@ void Link::close() {
   release();  // wakes threads that wait for an envelope
   {
     // Aborted work has to be destroyed before the connections.
-    std::unique_lock lock(mutex_);
+    UniqueLock lock(mutex_);
     releasePatience.spend([&](std::chrono::milliseconds patience) {
-      return changed_.wait_for(lock, patience, [this] { return awaited_.empty(); });
+      return changed_.wait_for(
+          lock, patience, [this]() REQUIRES(mutex_) { return awaited_.empty(); });
     });
   }
   disconnect();
@@ -243,7 +247,7 @@ void Link::close() {
 
 void Link::disconnect() {
   Connections last;  // destroyed after the lock is released, since its destructor joins threads
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   reasons_.clear();
   last = std::exchange(connections_, nullptr);
 }

@@ -141,13 +141,13 @@ void Messages::endInside(Transfer& transfer, ncclResult_t result, int local) {
   if (isInside(transfer) && transfer.done != nullptr) {
     return transfer.done(transfer.context, result, transfer.partner);
   }
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   transfer.insideResult = result;
   std::erase_if(posted_, [&](const auto& posted) { return posted.get() == &transfer; });
   changed_.notify_all();
 }
 
-// Returns the connection with `peer`; the first call starts to make it. Called with mutex_ held.
+// Returns the connection with `peer`; the first call starts to make it.
 Messages::Pair& Messages::pairWith(int peer) {
   const auto& t = *ways_.topology;
   const auto [entry, fresh] = pairs_.try_emplace(peer);
@@ -208,7 +208,7 @@ void Messages::connect(int peer, Pair& pair) {
       });
     }
   }
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   for (;;) {
     ways_.groupFailure->check();
     if (closed_) {
@@ -220,36 +220,34 @@ void Messages::connect(int peer, Pair& pair) {
     }
     const auto transfer = std::move(pair.unsent.front());
     pair.unsent.pop_front();
-    give(lock, *transfer, [&] { return pair.link->post(packetOf(*transfer, pair.number)); });
+    give(*transfer, [&] { return pair.link->post(packetOf(*transfer, pair.number)); });
   }
 }
 
 // Calls `body`, which gives the transfer's buffer to a link, and sets `packet` to the result.
-// Called with mutex_ held, and releases it during `body`. withdraw() waits until `body` has
-// returned. This is soon, since the link is connected or closed and Gloo's calls do not block; only
-// if the connection breaks does the link look for the cause for some seconds.
+// Releases mutex_ during `body`. withdraw() waits until `body` has returned. This is soon, since
+// the link is connected or closed and Gloo's calls do not block; only if the connection breaks does
+// the link look for the cause for some seconds.
 template <class Give>
-void Messages::give(std::unique_lock<std::mutex>& lock, Transfer& transfer, const Give& body) {
+void Messages::give(Transfer& transfer, const Give& body) {
   struct Giving {
     Messages& all;
-    std::unique_lock<std::mutex>& lock;
     Transfer& transfer;
     std::optional<Packet> packet = {};
     ~Giving() {
-      lock.lock();
       transfer.packet = std::move(packet);
       transfer.giving = false;
       all.changed_.notify_all();
     }
   };
   transfer.giving = true;
-  lock.unlock();
-  Giving giving{*this, lock, transfer};
+  Giving giving{*this, transfer};
+  const Unlocked unlocked(mutex_);
   giving.packet = body();
 }
 
 void Messages::sendOutside(const std::shared_ptr<Transfer>& transfer) {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   Pair& pair = pairWith(transfer->peer);
   if (!pair.connected) {
     pair.unsent.push_back(transfer);
@@ -264,7 +262,7 @@ void Messages::receiveOutside(const std::shared_ptr<Transfer>& transfer) {
   if (any) {
     addInside(transfer);
   }
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   if (!any) {
     pairWith(transfer->peer);
   } else if (ways_.rail != nullptr) {
@@ -286,7 +284,7 @@ void Messages::receiveOutside(const std::shared_ptr<Transfer>& transfer) {
     }
     const Packet envelope = std::move(*found);
     pair.held.erase(found);
-    return accept(lock, *transfer, source, pair, envelope);
+    return accept(*transfer, source, pair, envelope);
   }
   if (transfer->insideResult) {
     return;
@@ -303,7 +301,6 @@ void Messages::receiveOutside(const std::shared_ptr<Transfer>& transfer) {
 }
 
 // Returns whether the receive has no message yet. If so, withdraws the receive from shared memory.
-// Called with mutex_ held.
 bool Messages::claim(Transfer& receive) {
   if (receive.inside == nullptr) {
     return true;
@@ -318,7 +315,7 @@ bool Messages::claim(Transfer& receive) {
 
 void Messages::take(int peer, Pair& pair, const Packet& envelope) {
   std::shared_ptr<Transfer> receive;
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   for (auto next = posted_.begin(); next != posted_.end() && receive == nullptr;) {
     if (!fits(**next, peer, envelope)) {
       ++next;
@@ -333,18 +330,13 @@ void Messages::take(int peer, Pair& pair, const Packet& envelope) {
     pair.held.push_back(envelope);
     return;
   }
-  accept(lock, *receive, peer, pair, envelope);
+  accept(*receive, peer, pair, envelope);
 }
 
-// Gives the message of `envelope` to `receive`. Called with mutex_ held, and releases it meanwhile.
-void Messages::accept(
-    std::unique_lock<std::mutex>& lock,
-    Transfer& receive,
-    int peer,
-    const Pair& pair,
-    const Packet& envelope) {
+// Gives the message of `envelope` to `receive`. Releases mutex_ meanwhile.
+void Messages::accept(Transfer& receive, int peer, const Pair& pair, const Packet& envelope) {
   receive.partner = peer;
-  give(lock, receive, [&] {
+  give(receive, [&] {
     auto packet = packetOf(receive, pair.number);
     packet.envelope = envelope.envelope;
     pair.link->accept(packet);
@@ -357,7 +349,7 @@ void Messages::accept(
 void Messages::noteBroken(int peer, Pair& pair, const std::string& how) {
   bool awaited = false;
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     pair.broken = how;
     awaited =
         std::ranges::any_of(posted_, [&](const auto& receive) { return receive->peer == peer; });
@@ -398,7 +390,7 @@ void Messages::withdraw(const Transfers& transfers, const std::exception& why) {
     // Destroyed after the lock is released. This ends Gloo's transfers: Gloo waits until its own
     // thread has left the buffers, and that thread never blocks while it uses a buffer.
     std::vector<Packet> underWay;
-    std::unique_lock lock(mutex_);
+    UniqueLock lock(mutex_);
     for (const auto& transfer : transfers) {
       std::erase(posted_, transfer);
       if (const auto pair = pairs_.find(transfer->peer); pair != pairs_.end()) {
@@ -427,9 +419,10 @@ void Messages::withdraw(const Transfers& transfers, const std::exception& why) {
 }
 
 void Messages::completeOutside(Transfer& transfer) {
-  std::unique_lock lock(mutex_);
-  ways_.groupFailure->wait(
-      changed_, lock, [&] { return transfer.insideResult || transfer.packet || closed_; });
+  UniqueLock lock(mutex_);
+  ways_.groupFailure->wait(changed_, mutex_, lock, [&]() REQUIRES(mutex_) {
+    return transfer.insideResult || transfer.packet || closed_;
+  });
   ways_.groupFailure->check();
   if (transfer.insideResult == ncclSuccess) {
     return;
@@ -448,7 +441,7 @@ void Messages::lookForOthers(c10d::Store& group) {
   for (; looked_ < count && group.check({wishOf(rank_, looked_ + 1)}); ++looked_) {
     const auto text = group.get(wishOf(rank_, looked_ + 1));
     try {
-      std::lock_guard lock(mutex_);
+      LockGuard lock(mutex_);
       pairWith(std::stoi(std::string(text.begin(), text.end())));
     } catch (const std::system_error& error) {
       ways_.groupFailure->failWithoutThread(ways_.topology->nameOf(rank_), error);
@@ -456,7 +449,7 @@ void Messages::lookForOthers(c10d::Store& group) {
   }
   std::vector<int> awaited;
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     for (const auto& [peer, pair] : pairs_) {
       if (!pair.connected && !pair.shared) {
         awaited.push_back(peer);
@@ -475,14 +468,14 @@ void Messages::lookForOthers(c10d::Store& group) {
 }
 
 void Messages::wake() {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   changed_.notify_all();
 }
 
 void Messages::close() {
   std::vector<std::shared_ptr<Link>> links;
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     closed_ = true;
     for (const auto& [peer, pair] : pairs_) {
       if (!pair.shared && pair.link != nullptr) {

@@ -7,11 +7,11 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/Mutex.hpp"
 #include "gloo/Link.hpp"
 #include "gloo/Topology.hpp"
 #include "nccl/Library.hpp"
@@ -104,30 +104,27 @@ class Messages : public std::enable_shared_from_this<Messages> {
   void sendOutside(const std::shared_ptr<Transfer>& transfer);
   void receiveOutside(const std::shared_ptr<Transfer>& transfer);
   void endInside(Transfer& transfer, ncclResult_t result, int local);
-  Pair& pairWith(int peer);
+  Pair& pairWith(int peer) REQUIRES(mutex_);
   void receiveLoop(int peer, Pair& pair);
   void connect(int peer, Pair& pair);
   void take(int peer, Pair& pair, const Packet& envelope);
-  void accept(
-      std::unique_lock<std::mutex>& lock,
-      Transfer& receive,
-      int peer,
-      const Pair& pair,
-      const Packet& envelope);
+  void accept(Transfer& receive, int peer, const Pair& pair, const Packet& envelope)
+      REQUIRES(mutex_);
   template <class Give>
-  void give(std::unique_lock<std::mutex>& lock, Transfer& transfer, const Give& body);
+  void give(Transfer& transfer, const Give& body) REQUIRES(mutex_);
   void noteBroken(int peer, Pair& pair, const std::string& how);
-  bool claim(Transfer& receive);
+  bool claim(Transfer& receive) REQUIRES(mutex_);
   void completeOutside(Transfer& transfer);
 
   const Ways ways_;
   const int rank_;
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::condition_variable changed_;
-  std::map<int, Pair> pairs_;                     // by peer; receiveLoop() refers to the entry
-  std::deque<std::shared_ptr<Transfer>> posted_;  // receives that have no message yet, in order
-  bool closed_ = false;
+  std::map<int, Pair> pairs_ GUARDED_BY(mutex_);  // by peer; receiveLoop() refers to the entry
+  // Receives that have no message yet, in order.
+  std::deque<std::shared_ptr<Transfer>> posted_ GUARDED_BY(mutex_);
+  bool closed_ GUARDED_BY(mutex_) = false;
   int64_t looked_ = 0;  // number of requests to connect with this rank that have been handled
 };
 

@@ -71,7 +71,7 @@ void Window::checkRank(const char* what, const char* argument, int64_t rank) con
 
 std::shared_ptr<Window::Registration> Window::registered(const char* what) const {
   comm_->usable();
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   TORCH_CHECK(
       registration_ != nullptr,
       what,
@@ -218,12 +218,12 @@ at::Tensor Window::mapRemoteTensor(int64_t rank) const {
 }
 
 std::optional<Window::Part> Window::part() const {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   return registration_ ? std::optional(registration_->parts[comm_->rank()]) : std::nullopt;
 }
 
 std::optional<at::Tensor> Window::tensor() const {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   return registration_ && registration_->tensor.defined() ? std::optional(registration_->tensor)
                                                           : std::nullopt;
 }

@@ -5,10 +5,10 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
+#include "base/Mutex.hpp"
 #include "comm/Communicator.hpp"
 
 namespace torchcomms_pg {
@@ -99,8 +99,9 @@ class Window final {
   void forget(std::shared_ptr<Registration> registration) noexcept;
 
   const std::shared_ptr<Communicator> comm_;
-  mutable std::mutex mutex_;
-  std::shared_ptr<Registration> registration_;  // null if no tensor is registered
+  mutable Mutex mutex_;
+  // Null if no tensor is registered.
+  std::shared_ptr<Registration> registration_ GUARDED_BY(mutex_);
 };
 
 }  // namespace torchcomms_pg

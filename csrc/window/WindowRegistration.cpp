@@ -198,7 +198,7 @@ void Window::registerTensor(const at::Tensor& tensor, bool owning) {
       " dimensions, wanted at most ",
       kMaxDims);
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     TORCH_CHECK(
         registration_ == nullptr,
         what,
@@ -231,7 +231,7 @@ void Window::registerTensor(const at::Tensor& tensor, bool owning) {
   if (!owning) {
     registration->tensor.reset();
   }
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   registration_ = std::move(registration);
 }
 
@@ -279,13 +279,13 @@ void Window::deregister() {
   } catch (...) {
     if (comm_->failureState().get()) {
       forget(registration);
-      std::lock_guard lock(mutex_);
+      LockGuard lock(mutex_);
       registration_.reset();
     }
     throw;
   }
   comm_->signalSlots().give(registration->signal);
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   registration_.reset();
 }
 

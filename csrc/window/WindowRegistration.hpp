@@ -18,37 +18,38 @@ struct Window::Registration {
   std::vector<std::atomic<uint64_t>> sent;    // number of signals sent, by peer
   std::vector<std::atomic<uint64_t>> waited;  // number of signals taken, by peer
 
-  std::mutex mutex;                      // guards the members below
-  WorkPtr lastPut;                       // last asynchronous put; earlier puts end before it
-  WorkPtr last;                          // last asynchronous operation
-  std::unordered_set<c10::Stream> used;  // streams that synchronous puts have used
+  Mutex mutex;
+  WorkPtr lastPut GUARDED_BY(mutex);  // last asynchronous put; earlier puts end before it
+  WorkPtr last GUARDED_BY(mutex);     // last asynchronous operation
+  // Streams that synchronous puts have used.
+  std::unordered_set<c10::Stream> used GUARDED_BY(mutex);
 
   explicit Registration(int size) : sent(size), waited(size) {}
 
   WorkPtr pendingPut() {
-    std::lock_guard lock(mutex);
+    LockGuard lock(mutex);
     return lastPut;
   }
   WorkPtr pending() {
-    std::lock_guard lock(mutex);
+    LockGuard lock(mutex);
     return last;
   }
   // Drops the Works, which hold references to the communicator.
   void forgetWorks() {
-    std::lock_guard lock(mutex);
+    LockGuard lock(mutex);
     lastPut.reset();
     last.reset();
   }
   void note(const c10::Stream& stream) {
-    std::lock_guard lock(mutex);
+    LockGuard lock(mutex);
     used.insert(stream);
   }
   std::unordered_set<c10::Stream> streams() {
-    std::lock_guard lock(mutex);
+    LockGuard lock(mutex);
     return used;
   }
   void note(const WorkPtr& work, bool isPut) {
-    std::lock_guard lock(mutex);
+    LockGuard lock(mutex);
     last = work;
     if (isPut) {
       lastPut = work;
