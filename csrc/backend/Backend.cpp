@@ -32,8 +32,8 @@ namespace {
 
 // Groups of this process that know the processes of their ranks.
 struct PeerRegistry {
-  std::mutex mutex;
-  std::set<const Backend*> groups;
+  Mutex mutex;
+  std::set<const Backend*> groups GUARDED_BY(mutex);
 };
 PeerRegistry& peerRegistry() {
   static PerProcess<PeerRegistry> known;
@@ -71,7 +71,7 @@ Backend::Backend(
   cpu()->failureState().setEndsProcess(options_->ends(cpu()->device()));
   peers_ = std::move(peers);
   start();
-  std::lock_guard lock(peerRegistry().mutex);
+  LockGuard lock(peerRegistry().mutex);
   peerRegistry().groups.insert(this);
 }
 
@@ -100,12 +100,12 @@ Backend::Backend(CommPtr comm, c10::intrusive_ptr<GroupOptions> options)
 }
 
 void Backend::keep(CommPtr comm) {
-  std::lock_guard lock(communicatorsMutex_);
+  LockGuard lock(communicatorsMutex_);
   addLocked(std::move(comm));
 }
 
 bool Backend::keepUnlessEnded(const CommPtr& comm, uint64_t before) {
-  std::lock_guard lock(communicatorsMutex_);
+  LockGuard lock(communicatorsMutex_);
   if (ends_ != before) {
     return false;
   }
@@ -146,7 +146,7 @@ void Backend::detach() {
 // Frees what the observer has made after the lock is released: its destructor may remove a file.
 void Backend::letObserverGo() {
   std::shared_ptr<void> last;
-  std::lock_guard lock(observedMutex_);
+  LockGuard lock(observedMutex_);
   last.swap(observed_);
 }
 
@@ -164,7 +164,7 @@ std::vector<Peer> Backend::peersOfOtherGroups() const {
   std::map<int64_t, Peer> known;
   std::vector<CommPtr> looked;  // may be the last references: dropped after the lock is released
   {
-    std::lock_guard lock(peerRegistry().mutex);
+    LockGuard lock(peerRegistry().mutex);
     for (const auto* const other : peerRegistry().groups) {
       looked.push_back(other->cpu());
       if (underlying(other->store_) != underlying(store_) || looked.back()->failureState().get()) {
@@ -187,7 +187,7 @@ std::vector<Peer> Backend::peersOfOtherGroups() const {
 }
 
 void Backend::forgetPeers() {
-  std::lock_guard lock(peerRegistry().mutex);
+  LockGuard lock(peerRegistry().mutex);
   peerRegistry().groups.erase(this);
 }
 
@@ -195,8 +195,10 @@ void Backend::start() {
   enableNanCheck(options_->nanCheck);
   setGroupUid(options_->group_name);
   init();
-  observed_ = ProcessObserver::get().hold(static_cast<int>(globalRanks()[getRank()]));
   logOptions();
+  auto observed = ProcessObserver::get().hold(static_cast<int>(globalRanks()[getRank()]));
+  LockGuard lock(observedMutex_);
+  observed_ = std::move(observed);
 }
 
 // Logs the options with the names and units of ProcessGroupNCCL, which readers of logs know.
@@ -245,7 +247,7 @@ void Backend::record(Communicator& comm) const {
 }
 
 Backend::CommPtr Backend::cpu() const {
-  std::lock_guard lock(communicatorsMutex_);
+  LockGuard lock(communicatorsMutex_);
   return cpu_;
 }
 
@@ -272,7 +274,7 @@ std::vector<Backend::CommPtr> Backend::communicators() const {
   if (!process_.isThis()) {
     return all;
   }
-  std::lock_guard lock(communicatorsMutex_);
+  LockGuard lock(communicatorsMutex_);
   if (cpu_) {
     all.push_back(cpu_);
   }
@@ -306,7 +308,7 @@ Backend::CommPtr Backend::communicator(
       device.has_index(), what, ": device ", device, " has no index; pass e.g. ", device, ":0");
   prepare(what);
   const auto known = [&] {
-    std::lock_guard lock(communicatorsMutex_);
+    LockGuard lock(communicatorsMutex_);
     return find(device, peer);
   };
   if (auto comm = known()) {
@@ -352,7 +354,7 @@ Backend::CommPtr Backend::routeMessage(const char* what, const at::Tensor& tenso
 }
 
 bool Backend::inBatch() {
-  std::lock_guard lock(batchMutex_);
+  LockGuard lock(batchMutex_);
   return batches_.contains(threadLife());
 }
 
@@ -386,7 +388,7 @@ Backend::CommPtr Backend::newCommunicator(
     proceed();
   }
   adopt(*comm);
-  std::lock_guard lock(batchMutex_);
+  LockGuard lock(batchMutex_);
   if (batches_.contains(threadLife())) {
     comm->batches().start();
   }
@@ -451,7 +453,7 @@ void Backend::eagerConnectSingleDevice(at::Device device) {
 }
 
 Backend::CommPtr Backend::accelerator() const {
-  std::lock_guard lock(communicatorsMutex_);
+  LockGuard lock(communicatorsMutex_);
   if (accelerators_.empty()) {
     return nullptr;
   }
@@ -500,8 +502,13 @@ void Backend::waitForPendingWorks() {
     comm->drain();
     comm->hooks()->drain();
   }
-  if (completionHooks_) {
-    completionHooks_->drain();
+  std::shared_ptr<WorkerStream> hooks;
+  {
+    LockGuard lock(hooksMutex_);
+    hooks = completionHooks_;
+  }
+  if (hooks) {
+    hooks->drain();
   }
 }
 
@@ -518,12 +525,12 @@ void Backend::noteEnd() {
   if (!process_.isThis()) {
     return;  // a thread of the parent may have held the lock at the fork
   }
-  std::lock_guard lock(communicatorsMutex_);
+  LockGuard lock(communicatorsMutex_);
   ++ends_;
 }
 
 uint64_t Backend::ends() const {
-  std::lock_guard lock(communicatorsMutex_);
+  LockGuard lock(communicatorsMutex_);
   return ends_;
 }
 

@@ -14,6 +14,7 @@
 
 #include "backend/GroupOptions.hpp"
 #include "base/ByThread.hpp"
+#include "base/Mutex.hpp"
 #include "base/TorchCompat.hpp"
 #include "comm/Communicator.hpp"
 #include "comm/LongLock.hpp"
@@ -207,9 +208,9 @@ class Backend final : public latest::Backend {
   // once.
   void detach();
   void letObserverGo();
-  void installAbortHooks(Communicator& comm) const;
-  void installEndHook(Communicator& comm) const;
-  void installNanCheck(Communicator& comm);
+  void installAbortHooks(Communicator& comm) const REQUIRES(hooksMutex_);
+  void installEndHook(Communicator& comm) const REQUIRES(hooksMutex_);
+  void installNanCheck(Communicator& comm) REQUIRES(hooksMutex_);
   // Chooses the communicator by the tensor's device.
   CommPtr route(const char* what, const at::Tensor& tensor);
   // Does the same for a message to or from `peer`, alone or in a batch.
@@ -219,7 +220,7 @@ class Backend final : public latest::Backend {
   void keep(CommPtr comm);
   // Does so unless the group has been ended since ends() was `before`. Returns whether it did.
   bool keepUnlessEnded(const CommPtr& comm, uint64_t before);
-  void addLocked(CommPtr comm);  // call with communicatorsMutex_ held
+  void addLocked(CommPtr comm) REQUIRES(communicatorsMutex_);
   // Fails a rendezvous for a device that is under way.
   void noteEnd();
   uint64_t ends() const;
@@ -231,8 +232,8 @@ class Backend final : public latest::Backend {
   // child.
   std::vector<CommPtr> communicators() const;
   // Returns the device's communicator of this rank and `peer` if it exists, else the device's
-  // communicator of all ranks, or null. Call with communicatorsMutex_ held.
-  CommPtr find(at::Device device, std::optional<int> peer) const;
+  // communicator of all ranks, or null.
+  CommPtr find(at::Device device, std::optional<int> peer) const REQUIRES(communicatorsMutex_);
   // Returns the accelerator's communicator, or with several devices the current device's. Null if
   // none exists.
   CommPtr accelerator() const;
@@ -291,42 +292,49 @@ class Backend final : public latest::Backend {
   // Store of the rendezvous. Null if the communicators came from a TorchComm, or from shrinking
   // such a group; this group then makes no further communicators.
   const c10::intrusive_ptr<c10d::Store> store_;
-  std::string members_;      // key of the ranks in the store; also set by reconfigure()
-  std::vector<Peer> peers_;  // ranks' processes; empty if the constructor did not join them
-  LongLock creation_;        // held during a rendezvous for a device
-  mutable std::mutex communicatorsMutex_;  // guards the four members below
-  CommPtr cpu_;                            // replaced by reconfigure()
-  std::vector<CommPtr> accelerators_;      // in the order of creation, the same on all ranks
-  std::map<std::pair<at::DeviceIndex, int>, CommPtr> pairs_;  // by device and peer
-  uint64_t ends_ = 0;  // number of calls of abort(), shutdown() and reconfigure()
+  std::string members_;  // key of the ranks in the store; also set by reconfigure()
+  // Ranks' processes; empty if the constructor did not join them. Other groups read it while this
+  // group is in the registry, and it changes only before and after that.
+  std::vector<Peer> peers_;
+  LongLock creation_;  // held during a rendezvous for a device
+  mutable Mutex communicatorsMutex_;
+  CommPtr cpu_ GUARDED_BY(communicatorsMutex_);  // replaced by reconfigure()
+  // In the order of creation, the same on all ranks.
+  std::vector<CommPtr> accelerators_ GUARDED_BY(communicatorsMutex_);
+  // By device and peer.
+  std::map<std::pair<at::DeviceIndex, int>, CommPtr> pairs_ GUARDED_BY(communicatorsMutex_);
+  // Number of calls of abort(), shutdown() and reconfigure().
+  uint64_t ends_ GUARDED_BY(communicatorsMutex_) = 0;
   std::atomic<bool> closed_{false};
   std::atomic<bool> timing_{false};
-  std::mutex batchMutex_;
-  ByThread<SelfSend> batches_;  // open batches, by thread
+  Mutex batchMutex_ ACQUIRED_BEFORE(communicatorsMutex_);
+  ByThread<SelfSend> batches_ GUARDED_BY(batchMutex_);  // open batches, by thread
   mutable std::once_flag recording_;
   mutable std::atomic<bool> recorded_{false};
-  std::mutex observedMutex_;
-  std::shared_ptr<void> observed_;  // from ProcessObserver::hold()
+  Mutex observedMutex_;
+  std::shared_ptr<void> observed_ GUARDED_BY(observedMutex_);  // from ProcessObserver::hold()
   const bool borrowed_ = false;
   std::atomic<bool> detached_{false};
   std::atomic<uint64_t> splits_{0};
-  std::mutex childrenMutex_;
-  std::set<std::string> children_;  // names of the groups made from this one
-  std::mutex hooksMutex_;
-  std::shared_ptr<WorkerStream> completionHooks_;
+  Mutex childrenMutex_;
+  // Names of the groups made from this one.
+  std::set<std::string> children_ GUARDED_BY(childrenMutex_);
+  Mutex hooksMutex_ ACQUIRED_BEFORE(communicatorsMutex_);
+  std::shared_ptr<WorkerStream> completionHooks_ GUARDED_BY(hooksMutex_);
   // Hooks are shared pointers: copying or destroying a hook may need the GIL, and no thread may
   // wait for the GIL while it holds hooksMutex_.
   template <class Hook>
   using Shared = std::shared_ptr<const Hook>;
-  Shared<std::function<void(std::shared_ptr<c10d::WorkInfo>)>> onCompletion_;
-  bool nanCheck_ = false;
-  std::vector<std::pair<std::weak_ptr<Hooks>, Hooks::Id>> nanChecks_;
-  std::map<int64_t, Shared<latest::AbortHook>> abortHooks_;
+  Shared<std::function<void(std::shared_ptr<c10d::WorkInfo>)>> onCompletion_
+      GUARDED_BY(hooksMutex_);
+  bool nanCheck_ GUARDED_BY(hooksMutex_) = false;
+  std::vector<std::pair<std::weak_ptr<Hooks>, Hooks::Id>> nanChecks_ GUARDED_BY(hooksMutex_);
+  std::map<int64_t, Shared<latest::AbortHook>> abortHooks_ GUARDED_BY(hooksMutex_);
   LongLock reconfiguration_;  // held during reconfigure()
   std::set<int64_t> uuids_;   // uuids of all calls of reconfigure()
   const std::string handle_ = newHandle(getRank());
   static std::string newHandle(int rank);
-  std::map<int64_t, Shared<latest::CompletionHook>> hooksOfCompletion_;
+  std::map<int64_t, Shared<latest::CompletionHook>> hooksOfCompletion_ GUARDED_BY(hooksMutex_);
 };
 
 }  // namespace torchcomms_pg

@@ -316,7 +316,7 @@ Backend::CommPtr Backend::barrierCommunicator(const c10d::BarrierOptions& opts) 
   CommPtr used;
   bool joined = false;  // the group has a communicator for `device`
   {
-    std::lock_guard lock(communicatorsMutex_);
+    LockGuard lock(communicatorsMutex_);
     used = accelerators_.empty() ? nullptr : accelerators_.front();
     joined = device && find(*device, std::nullopt) != nullptr;
   }
@@ -378,7 +378,8 @@ bool Backend::selfSend(const at::Tensor& tensor, int peer, bool sends) {
   if (peer != getRank() || !tensor.defined() || tensor.is_cpu()) {
     return false;
   }
-  std::scoped_lock lock(batchMutex_, communicatorsMutex_);
+  LockGuard batchLock(batchMutex_);
+  LockGuard lock(communicatorsMutex_);
   // A batch that has kept one such message keeps the later ones, too: another message may have made
   // the communicator in between.
   const bool connected = find(tensor.device(), std::nullopt) != nullptr;
@@ -427,7 +428,7 @@ void Backend::startCoalescing() {
   // communicator.
   {
     ByThread<SelfSend> ended;  // its tensors are freed after the lock is released
-    std::lock_guard lock(batchMutex_);
+    LockGuard lock(batchMutex_);
     for (auto it = batches_.begin(); it != batches_.end();) {
       const auto entry = it++;
       if (entry->first.expired()) {
@@ -449,7 +450,7 @@ Backend::SelfSend Backend::endBatch() {
   if (!process_.isThis()) {
     return {};
   }
-  std::lock_guard lock(batchMutex_);
+  LockGuard lock(batchMutex_);
   auto ended = batches_.extract(threadLife());
   return ended.empty() ? SelfSend() : std::move(ended.mapped());
 }

@@ -1,17 +1,17 @@
 // Hooks on the operations of a c10d group, among them the check for NaN.
 #include <chrono>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "backend/Backend.hpp"
+#include "base/Mutex.hpp"
 #include "comm/HookCall.hpp"
 #include "comm/NanCheck.hpp"
 
 namespace torchcomms_pg {
 
 void Backend::enableNanCheck(bool enable) {
-  std::lock_guard lock(hooksMutex_);
+  LockGuard lock(hooksMutex_);
   nanCheck_ = enable;
   if (enable) {
     for (const auto& comm : communicators()) {
@@ -43,7 +43,7 @@ void Backend::installNanCheck(Communicator& comm) {
 void Backend::registerOnCompletionHook(
     std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
   auto shared = std::make_shared<const std::function<void(std::shared_ptr<c10d::WorkInfo>)>>(hook);
-  std::lock_guard lock(hooksMutex_);
+  LockGuard lock(hooksMutex_);
   TORCH_CHECK_WITH(
       DistBackendError,
       completionHooks_ == nullptr,
@@ -62,7 +62,7 @@ void Backend::registerOnCompletionHook(
 }
 
 void Backend::installHooks(Communicator& comm) {
-  std::lock_guard lock(hooksMutex_);
+  LockGuard lock(hooksMutex_);
   installEndHook(comm);
   if (nanCheck_) {
     installNanCheck(comm);
@@ -101,7 +101,7 @@ void Backend::installEndHook(Communicator& comm) const {
 
 void Backend::registerCompletionHook(int64_t id, latest::CompletionHook hook) {
   auto shared = std::make_shared<const latest::CompletionHook>(std::move(hook));
-  std::lock_guard lock(hooksMutex_);
+  LockGuard lock(hooksMutex_);
   hooksOfCompletion_[id].swap(shared);  // a former hook is destroyed after the lock is released
   for (const auto& comm : communicators()) {
     installEndHook(*comm);
@@ -110,7 +110,7 @@ void Backend::registerCompletionHook(int64_t id, latest::CompletionHook hook) {
 
 void Backend::unregisterCompletionHook(int64_t id) {
   Shared<latest::CompletionHook> gone;  // destroyed after the lock is released
-  std::lock_guard lock(hooksMutex_);
+  LockGuard lock(hooksMutex_);
   if (auto known = hooksOfCompletion_.extract(id)) {
     gone = std::move(known.mapped());
   }
@@ -121,7 +121,7 @@ void Backend::unregisterCompletionHook(int64_t id) {
 
 void Backend::registerAbortHook(int64_t id, latest::AbortHook hook) {
   auto shared = std::make_shared<const latest::AbortHook>(std::move(hook));
-  std::lock_guard lock(hooksMutex_);
+  LockGuard lock(hooksMutex_);
   abortHooks_[id].swap(shared);  // a former hook is destroyed after the lock is released
   for (const auto& comm : communicators()) {
     installAbortHooks(*comm);
@@ -130,7 +130,7 @@ void Backend::registerAbortHook(int64_t id, latest::AbortHook hook) {
 
 void Backend::unregisterAbortHook(int64_t id) {
   Shared<latest::AbortHook> gone;  // destroyed after the lock is released
-  std::lock_guard lock(hooksMutex_);
+  LockGuard lock(hooksMutex_);
   if (auto known = abortHooks_.extract(id)) {
     gone = std::move(known.mapped());
   }

@@ -9,7 +9,7 @@ namespace torchcomms_pg {
 std::vector<Backend::CommPtr> Backend::accelerators(const char* what) const {
   std::vector<CommPtr> found;
   {
-    std::lock_guard lock(communicatorsMutex_);
+    LockGuard lock(communicatorsMutex_);
     found = accelerators_;
   }
   TORCH_CHECK(

@@ -167,7 +167,7 @@ Backend::WorkPtr Backend::reconfigure(const latest::ReconfigureOptions& opts) {
   const auto retired = communicators();
   {
     // The new members make accelerators' communicators anew with the first tensors.
-    std::lock_guard lock(communicatorsMutex_);
+    LockGuard lock(communicatorsMutex_);
     accelerators_.clear();
     pairs_.clear();
   }

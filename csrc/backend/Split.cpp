@@ -45,7 +45,7 @@ std::string Backend::childName(const GroupOptions& options, const char* how) {
   }
   const auto name = keyOf(options_->group_name + ":" + how + ":" + ranks);
   auto unique = name;
-  std::lock_guard lock(childrenMutex_);
+  LockGuard lock(childrenMutex_);
   for (int number = 2; children_.count(unique) > 0; ++number) {
     unique = name + ":" + std::to_string(number);
   }
@@ -53,7 +53,7 @@ std::string Backend::childName(const GroupOptions& options, const char* how) {
 }
 
 void Backend::noteChild(const GroupOptions& options) {
-  std::lock_guard lock(childrenMutex_);
+  LockGuard lock(childrenMutex_);
   children_.insert(options.group_name);
 }
 

@@ -5,10 +5,10 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <mutex>
 #include <thread>
 #include <utility>
 
+#include "base/Mutex.hpp"
 #include "base/NeverDestroyed.hpp"
 #include "base/PerProcess.hpp"
 #include "bindings/Bindings.hpp"
@@ -47,8 +47,8 @@ void letGoOf(const Calls& calls) {
 // Stacks dropped by threads that must not wait for the GIL. The next thread that captures a stack
 // releases their references.
 struct Dropped {
-  std::mutex mutex;
-  std::vector<Calls> stacks;
+  Mutex mutex;
+  std::vector<Calls> stacks GUARDED_BY(mutex);
 };
 Dropped& dropped() {
   static PerProcess<Dropped> list;
@@ -62,7 +62,7 @@ struct Captured {
   explicit Captured(Calls calls) : calls(std::move(calls)) {}
   ~Captured() {
     auto& list = dropped();
-    std::lock_guard lock(list.mutex);
+    LockGuard lock(list.mutex);
     list.stacks.push_back(std::move(calls));
     anyDropped.store(true, std::memory_order_relaxed);
   }
@@ -76,7 +76,7 @@ void letGoOfDropped() {
   auto stacks = std::exchange(spare, {});  // freeing a code object may run code that reenters
   {
     auto& list = dropped();
-    std::lock_guard lock(list.mutex);
+    LockGuard lock(list.mutex);
     stacks.swap(list.stacks);
     anyDropped.store(false, std::memory_order_relaxed);
   }

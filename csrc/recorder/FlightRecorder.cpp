@@ -7,13 +7,13 @@
 #include <chrono>
 #include <deque>
 #include <map>
-#include <mutex>
 #include <set>
 #include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
+#include "base/Mutex.hpp"
 #include "base/TorchCompat.hpp"
 #include "device/EventPoller.hpp"
 #include "monitor/Compiling.hpp"
@@ -92,20 +92,22 @@ struct Slot {
 }  // namespace
 
 struct FlightRecorder::State {
-  State(size_t maxEntries, bool cppStacks) : cppStacks(cppStacks), slots(maxEntries) {}
+  State(size_t maxEntries, bool cppStacks)
+      : maxEntries(maxEntries), cppStacks(cppStacks), slots(maxEntries) {}
 
+  const size_t maxEntries;
   const bool cppStacks;
-  mutable std::mutex mutex;  // never held while waiting for the GIL
-  std::vector<Slot> slots;
-  size_t next = 0;
-  size_t id = 0;
-  std::deque<Group> groups;  // a deque, so that their addresses are stable
-  decltype(Ring::pg_name_to_ranks_) ranks;
-  int rank = -1;
-  std::string library;
+  mutable Mutex mutex;  // never held while waiting for the GIL
+  std::vector<Slot> slots GUARDED_BY(mutex);
+  size_t next GUARDED_BY(mutex) = 0;
+  size_t id GUARDED_BY(mutex) = 0;
+  std::deque<Group> groups GUARDED_BY(mutex);  // a deque, so that their addresses are stable
+  decltype(Ring::pg_name_to_ranks_) ranks GUARDED_BY(mutex);
+  int rank GUARDED_BY(mutex) = -1;
+  std::string library GUARDED_BY(mutex);
   std::atomic<int64_t> captured{0};
 
-  Pair& pair(Group& group, const PairKey& key) {
+  Pair& pair(Group& group, const PairKey& key) REQUIRES(mutex) {
     const auto found = group.pairs.find(key);
     if (found != group.pairs.end()) {
       return found->second;
@@ -134,7 +136,7 @@ struct FlightRecorder::State {
     return group.pairs.emplace(key, std::move(made)).first->second;
   }
 
-  void count(Slot& slot, int peer) {
+  void count(Slot& slot, int peer) REQUIRES(mutex) {
     slot.peer = peer;
     auto& messages = pair(*slot.group, slot.pair());
     slot.message =
@@ -244,7 +246,7 @@ struct FlightRecorder::State {
   // Returns the groups whose status a dump has. A process group is one for each of its types of
   // device. Leaves out a group without operations if another one has its name and ranks: readers
   // take it for a group whose ranks may differ from those listed for the name.
-  std::unordered_set<const Group*> listed() const {
+  std::unordered_set<const Group*> listed() const REQUIRES(mutex) {
     std::unordered_set<const Group*> found;
     std::set<std::tuple<const decltype(Group::name)&, const decltype(Group::ranks)&>> known;
     for (const bool used : {true, false}) {
@@ -269,7 +271,7 @@ struct FlightRecorder::State {
     auto copy = std::make_unique<Snapshot>();
     auto& to = copy->ring;
     to.enabled_ = true;
-    std::lock_guard lock(mutex);
+    LockGuard lock(mutex);
     to.max_entries_ = slots.size();
     for (size_t i = 0; i < slots.size(); ++i) {
       const auto& slot = slots[(next + i) % slots.size()];
@@ -386,7 +388,7 @@ FlightRecorder::Group* FlightRecorder::addGroup(
     const std::string& backend,
     const std::vector<int64_t>& ranks,
     int rank) {
-  std::lock_guard lock(state_->mutex);
+  LockGuard lock(state_->mutex);
   auto& group = state_->groups.emplace_back();
   group.id = state_->groups.size() - 1;
   group.name = {name, description};
@@ -401,7 +403,7 @@ FlightRecorder::Group* FlightRecorder::addGroup(
 }
 
 void FlightRecorder::setLibraryVersion(const std::string& version) {
-  std::lock_guard lock(state_->mutex);
+  LockGuard lock(state_->mutex);
   state_->library = version;
 }
 
@@ -413,7 +415,7 @@ size_t FlightRecorder::add(Group& group, std::shared_ptr<const OpRecord> record)
       start(group, added);
     }
   }
-  std::lock_guard lock(state_->mutex);
+  LockGuard lock(state_->mutex);
   const auto place = state_->next;
   state_->next = place + 1 == state_->slots.size() ? 0 : place + 1;
   auto& slot = state_->slots[place];
@@ -440,7 +442,7 @@ void FlightRecorder::complete(Group& group, const OpRecord& record, size_t place
   if (record.isCollective()) {
     group.completed.store(static_cast<int64_t>(record.seq), std::memory_order_relaxed);
   } else if (record.peer < 0 && source >= 0) {
-    std::lock_guard lock(state_->mutex);
+    LockGuard lock(state_->mutex);
     auto& slot = state_->slots[place];
     if (slot.record.get() == &record) {
       state_->count(slot, source);
@@ -453,7 +455,7 @@ void FlightRecorder::noteCaptured() {
 }
 
 bool FlightRecorder::enabled() const {
-  return !state_->slots.empty();
+  return state_->maxEntries > 0;
 }
 
 bool FlightRecorder::cppStacks() const {
@@ -461,33 +463,33 @@ bool FlightRecorder::cppStacks() const {
 }
 
 size_t FlightRecorder::size() const {
-  std::lock_guard lock(state_->mutex);
+  LockGuard lock(state_->mutex);
   return std::count_if(state_->slots.begin(), state_->slots.end(), [](const Slot& slot) {
     return slot.record != nullptr;
   });
 }
 
 void FlightRecorder::reset() {
-  std::vector<Slot> slots(state_->slots.size());  // freed after the lock is released
-  std::lock_guard lock(state_->mutex);
+  std::vector<Slot> slots(state_->maxEntries);  // freed after the lock is released
+  LockGuard lock(state_->mutex);
   state_->slots.swap(slots);
   state_->next = 0;
   state_->id = 0;
 }
 
 int FlightRecorder::rank() const {
-  std::lock_guard lock(state_->mutex);
+  LockGuard lock(state_->mutex);
   return state_->rank;
 }
 
 std::vector<FlightRecorder::Recent> FlightRecorder::recent(
     const std::string& group, int64_t rank) const {
   std::vector<Recent> found;
-  std::lock_guard lock(state_->mutex);
+  const auto& state = *state_;
+  LockGuard lock(state.mutex);
   const Group* latest = nullptr;
-  const auto& slots = state_->slots;
-  for (size_t i = 0; i < slots.size(); ++i) {
-    const auto& slot = slots[(state_->next + slots.size() - 1 - i) % slots.size()];
+  for (size_t i = 0; i < state.slots.size(); ++i) {
+    const auto& slot = state.slots[(state.next + state.slots.size() - 1 - i) % state.slots.size()];
     if (slot.record == nullptr || !slot.record->isCollective()) {
       continue;
     }

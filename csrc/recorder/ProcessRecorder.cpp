@@ -10,13 +10,13 @@
 #include <cstring>
 #include <filesystem>
 #include <future>
-#include <mutex>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
 
 #include "base/ExitGuard.hpp"
 #include "base/FileDescriptor.hpp"
+#include "base/Mutex.hpp"
 #include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
 #include "monitor/Printer.hpp"
@@ -32,9 +32,9 @@ struct Instance {
 };
 
 struct Shared {
-  std::mutex mutex;
-  Instance instance;
-  std::mutex writing;
+  Mutex mutex;
+  Instance instance GUARDED_BY(mutex);
+  Mutex writing;
 };
 // Returns the state. Never destroyed: entries hold Python's frames, and the interpreter may end
 // first. A forked child has its own groups, and so its own record.
@@ -45,7 +45,7 @@ Shared& shared() {
 
 Instance current() {
   auto& state = shared();
-  std::lock_guard lock(state.mutex);
+  LockGuard lock(state.mutex);
   return state.instance;
 }
 
@@ -124,7 +124,7 @@ namespace process_recorder {
 
 void configure(size_t maxEntries, bool cppStacks, DumpOptions options) {
   auto& state = shared();
-  std::lock_guard lock(state.mutex);
+  LockGuard lock(state.mutex);
   auto& instance = state.instance;
   instance.options = std::move(options);
   if (!std::exchange(instance.configured, true)) {
@@ -145,7 +145,7 @@ std::string dump(int rank, std::chrono::milliseconds most) {
   const auto path = options.prefix + std::to_string(recorder->rank() < 0 ? rank : recorder->rank());
   // One dump at a time, so that an older dump does not replace a newer one. A second caller waits
   // for the first, whose stacks have a time limit.
-  std::lock_guard lock(shared().writing);
+  LockGuard lock(shared().writing);
   writeDump(path, pickleInTime(recorder, options.what, std::min(options.patience, most)));
   return path;
 }

@@ -10,12 +10,12 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <mutex>
 #include <stdexcept>
 #include <system_error>
 
 #include "base/ExitGuard.hpp"
 #include "base/FileDescriptor.hpp"
+#include "base/Mutex.hpp"
 #include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
 #include "monitor/Printer.hpp"
@@ -26,9 +26,10 @@ namespace torchcomms_pg {
 namespace {
 
 struct PipeState {
-  std::mutex mutex;
-  std::weak_ptr<DumpPipe> pipe;
-  const DumpPipe* latest = nullptr;  // the pipe that made the file, or null
+  Mutex mutex;
+  std::weak_ptr<DumpPipe> pipe GUARDED_BY(mutex);
+  // The pipe that made the file, or null.
+  const DumpPipe* latest GUARDED_BY(mutex) = nullptr;
 };
 PipeState& pipeState() {
   static PerProcess<PipeState> state;
@@ -106,7 +107,7 @@ std::shared_ptr<DumpPipe> DumpPipe::hold(int rank) {
     return nullptr;
   }
   auto& state = pipeState();
-  std::lock_guard lock(state.mutex);
+  LockGuard lock(state.mutex);
   auto pipe = state.pipe.lock();
   if (!pipe) {
     try {
@@ -125,7 +126,7 @@ void DumpPipe::removeAtExit() noexcept {
   auto& state = pipeState();
   std::shared_ptr<DumpPipe> pipe;
   {
-    std::lock_guard lock(state.mutex);
+    LockGuard lock(state.mutex);
     pipe = state.pipe.lock();
   }
   if (pipe) {
@@ -173,7 +174,7 @@ DumpPipe::DumpPipe(const std::string& prefix, int rank)
 DumpPipe::~DumpPipe() {
   if (pid_ == getpid()) {
     auto& state = pipeState();
-    std::lock_guard lock(state.mutex);
+    LockGuard lock(state.mutex);
     if (state.latest == this) {  // otherwise a later group has made a new pipe
       state.latest = nullptr;
       remove();
