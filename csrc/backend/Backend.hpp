@@ -227,7 +227,7 @@ class Backend final : public latest::Backend {
   // Takes creation_. Raises RuntimeError if a signal handler calls `what` in the middle of the
   // first operation on an accelerator. `hurry`: fails the rendezvous of another thread that holds
   // the lock.
-  LongLock::Held holdCreation(const char* what, bool hurry = false);
+  LongLock::Held holdCreation(const char* what, bool hurry = false) ACQUIRE(creation_);
   // Returns all existing communicators, including the pairs' communicators. Empty in a forked
   // child.
   std::vector<CommPtr> communicators() const;
@@ -242,7 +242,8 @@ class Backend final : public latest::Backend {
   // Returns the accelerators' communicators. Raises if none exists.
   std::vector<CommPtr> accelerators(const char* what) const;
   // Raises CommError if the group has been ended since ends() was `before`.
-  CommPtr newCommunicator(at::Device device, std::optional<int> peer, uint64_t before);
+  CommPtr newCommunicator(at::Device device, std::optional<int> peer, uint64_t before)
+      REQUIRES(creation_);
   void installHooks(Communicator& comm);
   // Applies the group's hooks and settings to a new communicator. Call it after keep(), so that
   // later changes also reach the communicator.
@@ -292,10 +293,10 @@ class Backend final : public latest::Backend {
   // Store of the rendezvous. Null if the communicators came from a TorchComm, or from shrinking
   // such a group; this group then makes no further communicators.
   const c10::intrusive_ptr<c10d::Store> store_;
-  std::string members_;  // key of the ranks in the store; also set by reconfigure()
-  // Ranks' processes; empty if the constructor did not join them. Other groups read it while this
-  // group is in the registry, and it changes only before and after that.
-  std::vector<Peer> peers_;
+  // Key of the ranks in the store; also set by reconfigure().
+  std::string members_ GUARDED_BY(creation_);
+  // Ranks' processes; empty if the constructor did not join them.
+  std::vector<Peer> peers_ GUARDED_BY(creation_);
   LongLock creation_;  // held during a rendezvous for a device
   mutable Mutex communicatorsMutex_;
   CommPtr cpu_ GUARDED_BY(communicatorsMutex_);  // replaced by reconfigure()
@@ -331,7 +332,8 @@ class Backend final : public latest::Backend {
   std::vector<std::pair<std::weak_ptr<Hooks>, Hooks::Id>> nanChecks_ GUARDED_BY(hooksMutex_);
   std::map<int64_t, Shared<latest::AbortHook>> abortHooks_ GUARDED_BY(hooksMutex_);
   LongLock reconfiguration_;  // held during reconfigure()
-  std::set<int64_t> uuids_;   // uuids of all calls of reconfigure()
+  // uuids of all calls of reconfigure().
+  std::set<int64_t> uuids_ GUARDED_BY(reconfiguration_);
   const std::string handle_ = newHandle(getRank());
   static std::string newHandle(int rank);
   std::map<int64_t, Shared<latest::CompletionHook>> hooksOfCompletion_ GUARDED_BY(hooksMutex_);

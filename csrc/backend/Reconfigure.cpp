@@ -127,7 +127,8 @@ Backend::WorkPtr Backend::reconfigure(const latest::ReconfigureOptions& opts) {
       own,
       "' is not among handles; only members of the new group call it");
 
-  const auto reconfiguring = reconfiguration_.hold(
+  const LongLock::Held reconfiguring(
+      reconfiguration_,
       [&] {
         OpenCall::refuseIn(describeGroup(*options_), getRank(), "reconfigure", "reconfigure");
       },

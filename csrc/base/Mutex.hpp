@@ -28,6 +28,7 @@
 #define ACQUIRE(...) TORCHCOMMS_PG_CHECKED(acquire_capability(__VA_ARGS__))
 #define TRY_ACQUIRE(...) TORCHCOMMS_PG_CHECKED(try_acquire_capability(__VA_ARGS__))
 #define RELEASE(...) TORCHCOMMS_PG_CHECKED(release_capability(__VA_ARGS__))
+#define ASSERT_CAPABILITY(...) TORCHCOMMS_PG_CHECKED(assert_capability(__VA_ARGS__))
 
 // Of a function that is right for a reason that the analysis does not see; a comment gives it.
 #define NO_THREAD_SAFETY_ANALYSIS TORCHCOMMS_PG_CHECKED(no_thread_safety_analysis)

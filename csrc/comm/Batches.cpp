@@ -13,7 +13,7 @@ namespace torchcomms_pg {
 
 Batches::Batch* Batches::find() {
   dropEnded();
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   const auto found = batches_.find(threadLife());
   return found == batches_.end() ? nullptr : &found->second;
 }
@@ -24,7 +24,7 @@ void Batches::dropEnded() {
   }
   std::vector<Batch> ended;  // warned about and freed after the lock is released
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     for (auto it = batches_.begin(); it != batches_.end();) {
       if (!it->first.expired()) {
         ++it;
@@ -91,7 +91,7 @@ void Batches::open(OpKind parts, std::vector<at::Tensor> inputs, bool scoped) {
   call.op.parts = parts;
   call.inputs = std::move(inputs);
   auto work = comm_.newWork(call);
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   // Replaces a batch that an exception between start() and end() left open and not launched.
   const bool isNew =
       batches_.insert_or_assign(threadLife(), Batch{{}, std::move(work), scoped, gettid()}).second;
@@ -102,7 +102,7 @@ void Batches::drop() {
   if (!any()) {
     return;
   }
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   const auto found = batches_.find(threadLife());
   if (found != batches_.end()) {
     batches_.erase(found);

@@ -4,11 +4,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
-#include <mutex>
 #include <optional>
 #include <vector>
 
 #include "base/ByThread.hpp"
+#include "base/Mutex.hpp"
 #include "comm/Work.hpp"
 #include "operation/PreparedOp.hpp"
 
@@ -81,9 +81,9 @@ class Batches {
   PreparedOp merge(std::vector<PreparedOp> calls) const;
 
   Communicator& comm_;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::atomic<int> open_{0};
-  ByThread<Batch> batches_;
+  ByThread<Batch> batches_ GUARDED_BY(mutex_);
 };
 
 }  // namespace torchcomms_pg

@@ -2,9 +2,9 @@
 
 #include <condition_variable>
 #include <exception>
-#include <mutex>
 #include <utility>
 
+#include "base/Mutex.hpp"
 #include "base/Thread.hpp"
 #include "device/AcceleratorDevice.hpp"
 
@@ -13,19 +13,19 @@ namespace torchcomms_pg {
 struct BlockingCall::State {
   State(const Library& api, Body body) : api(api), body(std::move(body)) {}
 
-  // Does what BlockingCall::take() does. Call with the mutex held.
-  ncclComm_t take() {
+  // Does what BlockingCall::take() does.
+  ncclComm_t take() REQUIRES(mutex) {
     return done && result == ncclSuccess ? std::exchange(made, nullptr) : nullptr;
   }
 
   const Library& api;  // never freed
   const Body body;
-  std::mutex mutex;
+  Mutex mutex;
   std::condition_variable ended;
-  bool done = false;
-  bool left = false;
-  ncclResult_t result = ncclInternalError;
-  std::string text;
+  bool done GUARDED_BY(mutex) = false;
+  bool left GUARDED_BY(mutex) = false;
+  ncclResult_t result GUARDED_BY(mutex) = ncclInternalError;
+  std::string text GUARDED_BY(mutex);
   // Written by the library during the call.
   ncclComm_t made = nullptr;
 };
@@ -42,7 +42,7 @@ BlockingCall::BlockingCall(const Library& api, c10::Device device, Body body)
     } catch (const std::exception& error) {
       text = error.what();
     }
-    std::unique_lock lock(state->mutex);
+    UniqueLock lock(state->mutex);
     state->result = result;
     state->text = std::move(text);
     state->done = true;
@@ -56,34 +56,35 @@ BlockingCall::BlockingCall(const Library& api, c10::Device device, Body body)
 }
 
 bool BlockingCall::waitUntil(Clock::time_point deadline) const {
-  std::unique_lock lock(state_->mutex);
-  return state_->ended.wait_until(lock, deadline, [&] { return state_->done; });
+  UniqueLock lock(state_->mutex);
+  return state_->ended.wait_until(
+      lock, deadline, [&]() REQUIRES(state_->mutex) { return state_->done; });
 }
 
 bool BlockingCall::done() const {
-  std::lock_guard lock(state_->mutex);
+  LockGuard lock(state_->mutex);
   return state_->done;
 }
 
 ncclResult_t BlockingCall::result() const {
-  std::lock_guard lock(state_->mutex);
+  LockGuard lock(state_->mutex);
   return state_->result;
 }
 
 std::string BlockingCall::text() const {
-  std::lock_guard lock(state_->mutex);
+  LockGuard lock(state_->mutex);
   return state_->text;
 }
 
 ncclComm_t BlockingCall::take() {
-  std::lock_guard lock(state_->mutex);
+  LockGuard lock(state_->mutex);
   return state_->take();
 }
 
 void BlockingCall::leave() {
   ncclComm_t unwanted = nullptr;
   {
-    std::lock_guard lock(state_->mutex);
+    LockGuard lock(state_->mutex);
     state_->left = true;
     unwanted = state_->take();
   }

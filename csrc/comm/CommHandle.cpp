@@ -45,7 +45,7 @@ ncclResult_t CommHandle::join() {
     if (!joining_->done()) {
       return ncclInProgress;
     }
-    const std::lock_guard lock(mutex_);  // failNow() finds the communicator in comm_ or joining_
+    const LockGuard lock(mutex_);  // failNow() finds the communicator in comm_ or joining_
     if (ready_.load(std::memory_order_relaxed)) {
       return ncclSuccess;
     }
@@ -82,7 +82,7 @@ host::NcclError CommHandle::report() const {
   if (!process_.isThis()) {
     return {ncclSuccess, ""};
   }
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   if (auto* const comm = get()) {
     std::string text = api_.getLastError(comm);
     auto state = ncclSuccess;
@@ -140,7 +140,7 @@ void CommHandle::failNow() {
   }
   ncclComm_t comm = nullptr;
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     comm = get();
     if (comm == nullptr && joining_ != nullptr) {
       joining_->leave();  // a call that waits for ranks cannot be aborted
@@ -167,7 +167,7 @@ void CommHandle::failNow() {
     comm = nullptr;
     revoked_.store(true, std::memory_order_relaxed);
   } else {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     comm = comm_.exchange(nullptr, std::memory_order_acq_rel);
   }
   released_.store(true, std::memory_order_release);
@@ -209,7 +209,7 @@ void CommHandle::endJoining(bool failed) {
     return;
   }
   if (!failed && joining_->waitUntil(Clock::now() + kReleasePatience)) {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     comm_.store(joining_->take(), std::memory_order_release);
   }
   joining_->leave();
@@ -226,12 +226,12 @@ std::string CommHandle::close(bool failed) {
   endJoining(failed);
   ncclComm_t comm = nullptr;
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     comm = comm_.exchange(nullptr, std::memory_order_acq_rel);
   }
   auto mismatch = comm != nullptr ? end(comm, failed) : "";
   decltype(kept_) kept;  // freed after the lock is released
-  std::lock_guard lock(keptMutex_);
+  LockGuard lock(keptMutex_);
   kept.swap(kept_);
   return mismatch;
 }
@@ -293,7 +293,7 @@ void CommHandle::forget() {
 }
 
 void CommHandle::keepUntilEnd(std::shared_ptr<const void> object) {
-  std::lock_guard lock(keptMutex_);
+  LockGuard lock(keptMutex_);
   kept_.push_back(std::move(object));
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/Mutex.hpp"
 #include "comm/BlockingCall.hpp"
 #include "comm/CommError.hpp"
 #include "comm/OwnProcess.hpp"
@@ -60,7 +61,7 @@ class CommHandle {
     if (!process_.isThis()) {
       return;
     }
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     if (auto* const comm = get()) {
       body(comm);
     }
@@ -160,7 +161,7 @@ class CommHandle {
   const c10::Device device_;
   const bool blocks_;
   const OwnProcess process_;  // the process that made this object
-  mutable std::mutex mutex_;  // held to replace comm_ or to use it, never for long
+  mutable Mutex mutex_;       // held to replace comm_ or to use it, never for long
   std::atomic<ncclComm_t> comm_;
   const std::unique_ptr<BlockingCall> joining_;  // makes comm_; null if comm_ was given
   std::atomic<bool> ready_{false};
@@ -172,8 +173,8 @@ class CommHandle {
   std::atomic<bool> released_{false};  // set by the thread that fail() starts
   std::timed_mutex orderMutex_;
   Registrations registrations_;
-  std::mutex keptMutex_;
-  std::vector<std::shared_ptr<const void>> kept_;
+  Mutex keptMutex_;
+  std::vector<std::shared_ptr<const void>> kept_ GUARDED_BY(keptMutex_);
 };
 
 }  // namespace torchcomms_pg

@@ -216,7 +216,9 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   Watchdog& watchdog() { return watchdog_; }
   Observer& observer() const { return *observer_; }
 
-  void check(Clock::time_point now) noexcept override { watchdog_.check(now); }
+  void check(Clock::time_point now) noexcept REQUIRES(monitorThread) override {
+    watchdog_.check(now);
+  }
   void abortInFlight(const char* why) noexcept override { failureState_.abortInFlight(why); }
   std::string failureMessage() const override;
 

@@ -101,7 +101,7 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
   std::shared_ptr<const Failure> none;
   auto ours = std::make_shared<const Failure>(std::move(failure));
   // Locked until hooksDone_ is set: once get() returns a failure, awaitHooks() waits for its hooks.
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   if (end && !get()) {
     ending_.store(true, std::memory_order_release);
   }
@@ -171,7 +171,7 @@ void FailureState::awaitHooks() const {
   }
   std::shared_future<void> done;
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     done = hooksDone_;
   }
   if (done.valid()) {

@@ -8,11 +8,11 @@
 #include <exception>
 #include <future>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/AtomicShared.hpp"
+#include "base/Mutex.hpp"
 #include "comm/CommError.hpp"
 #include "operation/Operation.hpp"
 
@@ -120,8 +120,8 @@ class FailureState {
   std::atomic<bool> endsProcess_{false};
   std::atomic<bool> ending_{false};  // a thread will end the process when hooks have run
   mutable std::atomic<bool> told_{false};
-  mutable std::mutex mutex_;
-  std::shared_future<void> hooksDone_;
+  mutable Mutex mutex_;
+  std::shared_future<void> hooksDone_ GUARDED_BY(mutex_);
 };
 
 }  // namespace torchcomms_pg

@@ -18,13 +18,13 @@ Flight::Flight(std::shared_ptr<Communicator> comm, StreamExecutor& executor, Ope
       started_(Clock::now()) {}
 
 void Flight::attach(const WorkPtr& work, bool kept) {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   work_ = c10::weak_intrusive_ptr<Work>(work);
   kept_ = kept ? work : nullptr;
 }
 
 WorkPtr Flight::work() const {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   return work_.lock();
 }
 
@@ -34,7 +34,7 @@ void Flight::depart(
     EventPtr start,
     EventPtr end,
     std::shared_ptr<const void> keepAlive) {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   stream_ = stream;
   issuer_ = issuer;
   start_ = std::move(start);
@@ -60,23 +60,23 @@ Flight::~Flight() {
 }
 
 EventPtr Flight::end() const {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   return end_;
 }
 
 std::optional<c10::Stream> Flight::stream() const {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   return stream_;
 }
 
 std::optional<c10::Stream> Flight::issuer() const {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   return issuer_;
 }
 
 void Flight::release(const c10::Stream& waiting) {
   std::shared_ptr<const void> keepAlive;  // freed after the lock is released
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   if (issuer_ == waiting) {
     keepAlive.swap(keepAlive_);
   }
@@ -85,7 +85,7 @@ void Flight::release(const c10::Stream& waiting) {
 void Flight::release() {
   std::shared_ptr<const void> keepAlive;  // freed after the lock is released
   WorkPtr kept;
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   keepAlive.swap(keepAlive_);
   kept.swap(kept_);
 }
@@ -101,7 +101,7 @@ bool Flight::ask() noexcept {
       return false;
     }
   } catch (...) {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     error_ = std::current_exception();
   }
   asked_.store(true, std::memory_order_release);
@@ -113,7 +113,7 @@ void Flight::ended(std::shared_ptr<Awaited> self) noexcept {
 }
 
 std::exception_ptr Flight::error() const {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   return error_;
 }
 
@@ -125,7 +125,7 @@ Clock::duration Flight::elapsed() const {
   EventPtr start;
   EventPtr end;
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     start = start_;
     end = end_;
   }

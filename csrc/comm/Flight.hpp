@@ -7,9 +7,9 @@
 #include <atomic>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <optional>
 
+#include "base/Mutex.hpp"
 #include "comm/InFlightOps.hpp"
 #include "comm/Work.hpp"
 #include "device/AcceleratorDevice.hpp"
@@ -94,16 +94,16 @@ class Flight final : public EventPoller::Awaited {
   std::atomic<bool> inGraph_{false};
   std::atomic<bool> hasFuture_{false};
   uint64_t capture_ = 0;  // written before `inGraph_`
-  mutable std::mutex mutex_;
-  c10::weak_intrusive_ptr<Work> work_;
-  WorkPtr kept_;
-  std::optional<c10::Stream> stream_;
-  std::optional<c10::Stream> issuer_;
-  Clock::time_point started_;
-  EventPtr start_;
-  EventPtr end_;
-  std::shared_ptr<const void> keepAlive_;
-  std::exception_ptr error_;
+  mutable Mutex mutex_;
+  c10::weak_intrusive_ptr<Work> work_ GUARDED_BY(mutex_);
+  WorkPtr kept_ GUARDED_BY(mutex_);
+  std::optional<c10::Stream> stream_ GUARDED_BY(mutex_);
+  std::optional<c10::Stream> issuer_ GUARDED_BY(mutex_);
+  const Clock::time_point started_;
+  EventPtr start_ GUARDED_BY(mutex_);
+  EventPtr end_ GUARDED_BY(mutex_);
+  std::shared_ptr<const void> keepAlive_ GUARDED_BY(mutex_);
+  std::exception_ptr error_ GUARDED_BY(mutex_);
 };
 
 }  // namespace torchcomms_pg

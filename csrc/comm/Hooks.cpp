@@ -18,7 +18,7 @@ void Hooks::replace(std::shared_ptr<const Table> table) {
 
 void Hooks::remove(Id id) {
   std::shared_ptr<const Table> old;  // freed after the lock is released, see insert()
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   auto table = std::make_shared<Table>(*table_);
   const auto drop = [id](auto& list) {
     std::erase_if(list, [id](const auto& entry) { return entry.first == id; });
@@ -33,13 +33,13 @@ void Hooks::remove(Id id) {
 
 void Hooks::clear() {
   std::shared_ptr<const Table> old;
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   old = std::move(table_);
   replace(std::make_shared<Table>());
 }
 
 std::shared_ptr<const Hooks::Table> Hooks::table() const {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   return table_;
 }
 

@@ -7,12 +7,12 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/Mutex.hpp"
 #include "comm/Work.hpp"
 #include "device/WorkerStream.hpp"
 #include "operation/OpName.hpp"
@@ -144,12 +144,12 @@ class Hooks {
 
   template <class Hook>
   Id insert(List<Hook> Table::* list, Hook hook);
-  void replace(std::shared_ptr<const Table> table);
+  void replace(std::shared_ptr<const Table> table) REQUIRES(mutex_);
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::atomic<bool> any_{false};
-  Id last_ = 0;
-  std::shared_ptr<const Table> table_ = std::make_shared<Table>();
+  Id last_ GUARDED_BY(mutex_) = 0;
+  std::shared_ptr<const Table> table_ GUARDED_BY(mutex_) = std::make_shared<Table>();
   WorkerStream thread_{"tcpg_hooks"};  // started with the first post or end hook
 };
 
@@ -167,7 +167,7 @@ Hooks::Id Hooks::insert(List<Hook> Table::* list, Hook hook) {
   // The old table is freed after the lock is released: the last reference to a hook may run a
   // user's destructor.
   std::shared_ptr<const Table> old;
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   auto table = std::make_shared<Table>(*table_);
   (table.get()->*list).emplace_back(++last_, std::move(entry));
   old = std::move(table_);

@@ -5,11 +5,11 @@
 #include <c10/util/ScopeExit.h>
 
 #include <memory>
-#include <mutex>
 #include <span>
 #include <utility>
 
 #include "base/ExitGuard.hpp"
+#include "base/Mutex.hpp"
 #include "comm/Communicator.hpp"
 #include "comm/RecordedOp.hpp"
 #include "host/Interrupt.hpp"
@@ -213,13 +213,14 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
     HostExecutor* executor;
     WorkPtr work;  // keeps the communicator, and thereby the executor, alive
     InFlightOps::Entry entry;
-    std::mutex mutex;
-    size_t left;
-    std::exception_ptr error;
+    Mutex mutex;
+    size_t left GUARDED_BY(mutex);
+    std::exception_ptr error GUARDED_BY(mutex);
 
     void end(std::exception_ptr cause, size_t count) {
+      std::exception_ptr first;
       {
-        std::lock_guard lock(mutex);
+        LockGuard lock(mutex);
         if (cause && !error) {
           error = std::move(cause);
         }
@@ -227,8 +228,9 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
         if (left > 0) {
           return;
         }
+        first = error;
       }
-      executor->finish(work, entry, error);
+      executor->finish(work, entry, first);
     }
   };
   struct One {
@@ -263,7 +265,10 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
   auto pending = std::make_shared<Pending>();
   pending->executor = this;
   pending->work = work;
-  pending->left = calls.size();
+  {
+    const LockGuard lock(pending->mutex);
+    pending->left = calls.size();
+  }
   pending->entry = comm_.inFlight().add(work->operation(), work);
   work->setStarted(Clock::now());
   size_t launched = 0;

@@ -11,7 +11,7 @@ InFlightOps::Entry InFlightOps::add(
     const Operation& op, WorkPtr work, std::shared_ptr<Flight> flight) {
   InFlight entry{&op, std::move(work), std::move(flight), {}, false, nullptr};
   entry.thread = threadNumber();
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   const auto added = ops_.insert(ops_.end(), std::move(entry));
   countInFlight();
   return added;
@@ -21,7 +21,7 @@ InFlightOps::Entry InFlightOps::add(const Operation& op, std::shared_ptr<void> k
   InFlight entry{&op, nullptr, nullptr, {}, false, nullptr};
   entry.keeper = std::move(keeper);
   entry.thread = threadNumber();
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   const auto added = ops_.insert(ops_.end(), std::move(entry));
   countInFlight();
   return added;
@@ -39,7 +39,7 @@ void InFlightOps::countInFlight() {
 }
 
 void InFlightOps::leave(const Operation& op) {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   const auto entry = std::find_if(
       ops_.rbegin(), ops_.rend(), [&](const InFlight& each) { return each.op == &op; });
   if (entry != ops_.rend()) {
@@ -48,7 +48,7 @@ void InFlightOps::leave(const Operation& op) {
 }
 
 void InFlightOps::end(Entry entry, const OpEnd& end) {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   noteEnd(*entry->op, end);
   entry->ended = true;
   entry->teller = std::this_thread::get_id();
@@ -65,19 +65,19 @@ void InFlightOps::end(Entry entry, const OpEnd& end) {
 }
 
 void InFlightOps::tellElsewhere(Entry entry) {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   entry->teller = {};
 }
 
 void InFlightOps::tellHere(Entry entry) {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   entry->teller = std::this_thread::get_id();
 }
 
 void InFlightOps::remove(Entry entry) {
   List gone;  // freed after the lock is released
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     gone.splice(gone.begin(), entry->ended ? ending_ : ops_, entry);
     countInFlight();
     if (!ops_.empty() || !ending_.empty()) {
@@ -89,7 +89,7 @@ void InFlightOps::remove(Entry entry) {
 
 void InFlightOps::finish(Entry entry, const OpEnd& end) {
   List gone;  // freed after the lock is released
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   noteEnd(*entry->op, end);
   gone.splice(gone.begin(), ops_, entry);
   countInFlight();
@@ -99,28 +99,28 @@ void InFlightOps::finish(Entry entry, const OpEnd& end) {
 }
 
 bool InFlightOps::has(const Operation& op) const {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   return std::ranges::any_of(ops_, [&](const InFlight& entry) {
     return entry.op->seq == op.seq && entry.op->kind == op.kind;
   });
 }
 
 bool InFlightOps::empty() const {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   return ops_.empty();
 }
 
 bool InFlightOps::single() const {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   return ops_.size() == 1;
 }
 
 bool InFlightOps::awaitNone(Milliseconds time, bool messages) {
   const auto self = std::this_thread::get_id();
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   const bool tells =
       std::ranges::any_of(ending_, [self](const InFlight& entry) { return entry.teller == self; });
-  return none_.wait_for(lock, time, [&] {
+  return none_.wait_for(lock, time, [&]() REQUIRES(mutex_) {
     return (tells || ending_.empty()) &&
            std::ranges::all_of(
                ops_, [messages](const InFlight& entry) { return messages && !entry.op->ordered; });

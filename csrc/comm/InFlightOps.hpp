@@ -5,10 +5,10 @@
 #include <condition_variable>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <utility>
 
+#include "base/Mutex.hpp"
 #include "comm/GroupTotals.hpp"
 #include "comm/Work.hpp"
 #include "operation/Operation.hpp"
@@ -70,7 +70,7 @@ class InFlightOps {
   // seq is 0 if none has completed. Neither changes meanwhile.
   template <class Body>
   auto inspect(Body&& body) const {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     return body(ops_, lastCompleted_);
   }
 
@@ -86,16 +86,15 @@ class InFlightOps {
   Milliseconds lengthened() const { return Milliseconds(extraMs_.load(std::memory_order_relaxed)); }
 
  private:
-  // Call with the lock held.
-  void noteEnd(const Operation& op, const OpEnd& end);
-  void countInFlight();
+  void noteEnd(const Operation& op, const OpEnd& end) REQUIRES(mutex_);
+  void countInFlight() REQUIRES(mutex_);
 
   const std::shared_ptr<GroupTotals> totals_;
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::condition_variable none_;
-  List ops_;     // operations that have not ended
-  List ending_;  // operations that have ended, but are not fully reported
-  Operation lastCompleted_;
+  List ops_ GUARDED_BY(mutex_);     // operations that have not ended
+  List ending_ GUARDED_BY(mutex_);  // operations that have ended, but are not fully reported
+  Operation lastCompleted_ GUARDED_BY(mutex_);
   std::atomic<int64_t> extraMs_{0};
 };
 

@@ -13,6 +13,7 @@
 
 #include "comm/CommError.hpp"
 #include "comm/Peer.hpp"
+#include "monitor/MonitorThread.hpp"
 #include "operation/Operation.hpp"
 
 namespace torchcomms_pg {
@@ -62,7 +63,7 @@ class Observer {
   // Methods for the monitor's thread; none may block.
   //
   // Does what is due, once in each round.
-  virtual void check(Clock::time_point /*now*/) {}
+  virtual void check(Clock::time_point /*now*/) REQUIRES(monitorThread) {}
   // Explains why `op` has not ended within its timeout. Returns nullopt while that is not known
   // yet; the monitor then asks again in its next round.
   virtual std::optional<Explanation> ask(const Operation& /*op*/, Clock::time_point /*now*/) {

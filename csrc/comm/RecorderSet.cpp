@@ -25,7 +25,7 @@ const char* recordedName(const PreparedOp& call) {
 }  // namespace
 
 void RecorderSet::describe(Group& group, std::string description) {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   group.description = std::move(description);
 }
 
@@ -33,7 +33,7 @@ bool RecorderSet::add(std::shared_ptr<FlightRecorder> recorder) {
   if (!recorder->enabled()) {
     return false;
   }
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   auto all = std::make_shared<std::vector<RecorderGroup>>();
   if (const auto now = recorders_.load()) {
     *all = *now;
@@ -53,7 +53,7 @@ bool RecorderSet::add(std::shared_ptr<FlightRecorder> recorder) {
 }
 
 void RecorderSet::remove(const FlightRecorder* recorder) {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   const auto now = recorders_.load();
   if (!now) {
     return;

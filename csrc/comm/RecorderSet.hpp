@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/AtomicShared.hpp"
+#include "base/Mutex.hpp"
 #include "comm/RecordedOp.hpp"
 #include "operation/Group.hpp"
 #include "operation/PreparedOp.hpp"
@@ -44,7 +45,7 @@ class RecorderSet {
 
  private:
   Communicator& comm_;
-  std::mutex mutex_;  // guards changes, and the group's description
+  Mutex mutex_;  // guards changes, and the group's description
   std::atomic<bool> any_{false};
   AtomicShared<const std::vector<RecorderGroup>> recorders_;
   std::once_flag dumped_;

@@ -7,7 +7,7 @@
 namespace torchcomms_pg {
 
 int SignalSlots::take(const c10::Device& device) {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   const auto free = std::find(used_.begin(), used_.end(), false);
   TORCH_CHECK(
       free != used_.end(),
@@ -21,7 +21,7 @@ int SignalSlots::take(const c10::Device& device) {
 }
 
 void SignalSlots::give(int index) {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   used_[index] = false;
 }
 

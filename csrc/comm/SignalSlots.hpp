@@ -3,8 +3,9 @@
 
 #include <c10/core/Device.h>
 
-#include <mutex>
 #include <vector>
+
+#include "base/Mutex.hpp"
 
 namespace torchcomms_pg {
 
@@ -19,8 +20,8 @@ class SignalSlots {
   void give(int index);
 
  private:
-  std::mutex mutex_;
-  std::vector<bool> used_;  // whether it is taken, by sigIdx
+  Mutex mutex_;
+  std::vector<bool> used_ GUARDED_BY(mutex_);  // whether it is taken, by sigIdx
 };
 
 }  // namespace torchcomms_pg

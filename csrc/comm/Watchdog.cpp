@@ -58,7 +58,7 @@ void Watchdog::openLike(
 void Watchdog::openShrunk(Watchdog& parent, const std::vector<int>& gone) {
   int number = 0;
   {
-    std::lock_guard lock(parent.shrunkMutex_);
+    LockGuard lock(parent.shrunkMutex_);
     number = ++parent.shrunk_[gone];
   }
   std::vector<int> left;
@@ -77,6 +77,7 @@ void Watchdog::check(Clock::time_point now) noexcept {
     bool left = false;
     const bool queued = comm_.executor().queues();
     const bool idle = comm_.inFlight().inspect([&](const auto& ops, const Operation&) {
+      monitorThread.check();
       if (queued && !ops.empty()) {
         first.emplace().noteFrom(*ops.front().op);
       }
@@ -154,6 +155,7 @@ bool Watchdog::noticeDeath(Clock::time_point now) {
   Operation stuck;
   std::vector<int> ranks;
   comm_.inFlight().inspect([&](const auto& ops, const Operation&) {
+    monitorThread.check();
     for (const auto& entry : ops) {
       if (entry.flight && entry.flight->asked()) {
         continue;  // it has ended
@@ -279,14 +281,14 @@ void Watchdog::apart(std::function<void()> body) {
 }
 
 Clock::time_point Watchdog::relax(Milliseconds time) {
-  std::lock_guard lock(relaxationsMutex_);
+  LockGuard lock(relaxationsMutex_);
   const auto end = *relaxations_.insert(Clock::now() + time);
   relaxedUntil_.store(relaxations_.rbegin()->time_since_epoch().count(), std::memory_order_relaxed);
   return end;
 }
 
 void Watchdog::endRelaxation(Clock::time_point end) {
-  std::lock_guard lock(relaxationsMutex_);
+  LockGuard lock(relaxationsMutex_);
   relaxations_.extract(end);  // one of the relaxations that end at this time
   relaxedUntil_.store(
       relaxations_.empty() ? 0 : relaxations_.rbegin()->time_since_epoch().count(),

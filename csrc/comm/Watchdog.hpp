@@ -6,7 +6,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -14,9 +13,11 @@
 #include <vector>
 
 #include "base/AtomicShared.hpp"
+#include "base/Mutex.hpp"
 #include "comm/Observer.hpp"
 #include "comm/Peer.hpp"
 #include "monitor/Deadlines.hpp"
+#include "monitor/MonitorThread.hpp"
 #include "operation/Operation.hpp"
 
 namespace torchcomms_pg {
@@ -45,8 +46,8 @@ class Watchdog {
   // for a library that does not report deaths. Call once, after open().
   void watchOver();
 
-  // Does what is due. Called in the monitor's thread, at each of its rounds.
-  void check(Clock::time_point now) noexcept;
+  // Does what is due. Called in each round of the monitor.
+  void check(Clock::time_point now) noexcept REQUIRES(monitorThread);
 
   // Has the observer explain why a wait of `timeout` for `op` did not end at `deadline`. Blocks, as
   // Observer::await() does. Returns how much longer to wait, or nullopt if the communicator has
@@ -65,10 +66,11 @@ class Watchdog {
  private:
   // Fails the communicator if an operation in flight can no longer end, since a rank has died.
   // Returns whether it has failed the communicator.
-  bool noticeDeath(Clock::time_point now);
+  bool noticeDeath(Clock::time_point now) REQUIRES(monitorThread);
   // Once the observer has explained why the deadline of an operation has passed, fails the
   // communicator or extends the deadline.
-  void checkDeadline(const std::optional<Operation>& overdue, Clock::time_point now);
+  void checkDeadline(const std::optional<Operation>& overdue, Clock::time_point now)
+      REQUIRES(monitorThread);
   // Starts a thread that finds out why the library failed while `op` was in flight, and fails the
   // communicator. The monitor's thread must not block in this, as the observer answers other ranks
   // in it.
@@ -84,23 +86,26 @@ class Watchdog {
   Communicator& comm_;
   c10::intrusive_ptr<c10d::Store> store_;  // this communicator's part; null if it has none
   std::vector<Peer> peers_;
-  std::mutex relaxationsMutex_;
-  std::multiset<Clock::time_point> relaxations_;  // ends of relaxations that go on
-  std::atomic<Clock::rep> relaxedUntil_{0};       // the last of them, or 0
-  std::mutex shrunkMutex_;
-  std::map<std::vector<int>, int> shrunk_;  // number of shrinks, by the ranks left out
+  Mutex relaxationsMutex_;
+  // Ends of relaxations that go on.
+  std::multiset<Clock::time_point> relaxations_ GUARDED_BY(relaxationsMutex_);
+  std::atomic<Clock::rep> relaxedUntil_{0};  // the last of them, or 0
+  Mutex shrunkMutex_;
+  // Number of shrinks, by the ranks left out.
+  std::map<std::vector<int>, int> shrunk_ GUARDED_BY(shrunkMutex_);
   std::atomic<bool> explaining_{false};
   std::atomic<uint64_t> extended_{0};  // seq of the operation whose extension was printed last
 
   using Watched = std::vector<std::pair<int, Peer>>;
   AtomicShared<const Watched> watched_;  // may be null
 
-  // State of the monitor's thread.
-  Clock::time_point lookedAt_{};           // time of the last look at `watched_`
-  std::map<int, Clock::time_point> dead_;  // dead ranks, with the time since when that is known
-  int idleTicks_ = 0;
-  Deadlines deadlines_;
-  std::optional<Operation> overdue_;  // the operation that the observer is to explain
+  Clock::time_point lookedAt_ GUARDED_BY(monitorThread){};  // time of the last look at `watched_`
+  // Dead ranks, with the time since when that is known.
+  std::map<int, Clock::time_point> dead_ GUARDED_BY(monitorThread);
+  int idleTicks_ GUARDED_BY(monitorThread) = 0;
+  Deadlines deadlines_ GUARDED_BY(monitorThread);
+  // The operation that the observer is to explain.
+  std::optional<Operation> overdue_ GUARDED_BY(monitorThread);
 };
 
 }  // namespace torchcomms_pg

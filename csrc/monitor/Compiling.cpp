@@ -2,8 +2,8 @@
 
 #include <atomic>
 #include <deque>
-#include <mutex>
 
+#include "base/Mutex.hpp"
 #include "base/PerProcess.hpp"
 
 namespace torchcomms_pg {
@@ -13,11 +13,11 @@ namespace {
 constexpr size_t kMaxIntervals = 256;
 
 struct Announcements {
-  std::mutex mutex;
-  int depth = 0;
-  std::optional<Compiling::Clock::time_point> begun;
-  std::optional<Compiling::Clock::time_point> ended;
-  std::deque<Compiling::Interval> intervals;
+  Mutex mutex;
+  int depth GUARDED_BY(mutex) = 0;
+  std::optional<Compiling::Clock::time_point> begun GUARDED_BY(mutex);
+  std::optional<Compiling::Clock::time_point> ended GUARDED_BY(mutex);
+  std::deque<Compiling::Interval> intervals GUARDED_BY(mutex);
 };
 Announcements& announcements() {
   static PerProcess<Announcements> state;
@@ -36,7 +36,7 @@ int64_t wallClock() {
 
 void Compiling::begin(const std::string& trigger) {
   auto& state = announcements();
-  std::lock_guard lock(state.mutex);
+  LockGuard lock(state.mutex);
   if (++state.depth > 1) {
     return;
   }
@@ -49,7 +49,7 @@ void Compiling::begin(const std::string& trigger) {
 
 void Compiling::end() {
   auto& state = announcements();
-  std::lock_guard lock(state.mutex);
+  LockGuard lock(state.mutex);
   if (state.depth == 0 || --state.depth > 0) {
     return;  // nested, or a compilation that began before the callbacks were registered
   }
@@ -60,7 +60,7 @@ void Compiling::end() {
 
 Compiling::State Compiling::state(Clock::time_point now) {
   auto& state = announcements();
-  std::lock_guard lock(state.mutex);
+  LockGuard lock(state.mutex);
   const auto before = [&](const std::optional<Clock::time_point>& then) {
     return then ? std::optional(std::chrono::duration_cast<Milliseconds>(now - *then))
                 : std::nullopt;
@@ -78,7 +78,7 @@ Compiling::Milliseconds Compiling::limit() {
 
 std::vector<Compiling::Interval> Compiling::intervals() {
   auto& state = announcements();
-  std::lock_guard lock(state.mutex);
+  LockGuard lock(state.mutex);
   return {state.intervals.begin(), state.intervals.end()};
 }
 

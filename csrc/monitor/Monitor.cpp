@@ -11,8 +11,6 @@ namespace torchcomms_pg {
 
 namespace {
 
-thread_local bool isMonitor = false;
-
 std::atomic<void (*)(Monitor::Clock::time_point) noexcept> ofRound{nullptr};
 
 }  // namespace
@@ -26,47 +24,46 @@ void Monitor::setRound(void (*body)(Clock::time_point now) noexcept) {
   ofRound = body;
 }
 
-bool Monitor::onItsThread() {
-  return isMonitor;
-}
-
 Monitor::Hold::~Hold() {
   // Does nothing in a forked child, in which the thread does not exist. Does nothing in the
   // monitor's thread either, which cannot join itself, and so goes on. That thread destroys a Hold
   // only if it could not pass an object to another thread.
-  if (&monitor_ == &get() && !onItsThread()) {
+  if (&monitor_ == &get() && !monitorThread.isMine()) {
     monitor_.leave();
   }
 }
 
 void Monitor::enter() {
-  std::lock_guard lifecycle(lifecycle_);
+  LockGuard lifecycle(lifecycle_);
   if (holds_ == 0) {
     auto spare = std::make_unique<SpareThread>();
-    stop_ = false;
+    {
+      LockGuard lock(mutex_);
+      stop_ = false;
+    }
     try {
       thread_ = startThread("tcpg_monitor", [this] { run(); });
     } catch (const std::system_error& error) {
       raiseNoThread("the monitor", error.what());
     }
     lastRound_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
-    std::lock_guard held(spareMutex_);
+    LockGuard held(spareMutex_);
     spare_ = std::move(spare);
   }
   ++holds_;
 }
 
 void Monitor::leave() {
-  std::lock_guard lifecycle(lifecycle_);
+  LockGuard lifecycle(lifecycle_);
   if (--holds_ > 0) {
     return;
   }
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     stop_ = true;
   }
   {
-    std::lock_guard lock(spareMutex_);
+    LockGuard lock(spareMutex_);
     spare_ = nullptr;
   }
   wake_.notify_all();
@@ -76,7 +73,7 @@ void Monitor::leave() {
 void Monitor::add(const std::shared_ptr<Watched>& watched) {
   auto list = std::make_shared<List>();
   std::shared_ptr<const List> former;  // freed after the lock is released
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   std::copy_if(
       watched_->begin(), watched_->end(), std::back_inserter(*list), [](const auto& known) {
         return !known.expired();
@@ -86,7 +83,7 @@ void Monitor::add(const std::shared_ptr<Watched>& watched) {
 }
 
 std::shared_ptr<const Monitor::List> Monitor::watched() {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   return watched_;
 }
 
@@ -97,7 +94,7 @@ void Monitor::runDetached(std::function<void()> body) {
   try {
     startDetached("tcpg_apart", once);
   } catch (const std::system_error& error) {
-    std::lock_guard lock(spareMutex_);
+    LockGuard lock(spareMutex_);
     if (!spare_) {
       raiseNoThread("the monitor", error.what());
     }
@@ -125,8 +122,8 @@ std::vector<std::string> Monitor::failures() {
 }
 
 void Monitor::run() {
-  isMonitor = true;
-  std::unique_lock lock(mutex_);
+  const ThreadRole::Taken role(monitorThread);
+  UniqueLock lock(mutex_);
   while (!stop_) {
     const auto now = Clock::now();
     lastRound_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
@@ -141,7 +138,7 @@ void Monitor::run() {
       }
     }
     lock.lock();
-    wake_.wait_for(lock, kTick, [&] { return stop_; });
+    wake_.wait_for(lock, kTick, [&]() REQUIRES(mutex_) { return stop_; });
   }
   lastRound_.store(0, std::memory_order_relaxed);
 }

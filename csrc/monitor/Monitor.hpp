@@ -10,13 +10,14 @@
 #include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/ExitGuard.hpp"
+#include "base/Mutex.hpp"
+#include "monitor/MonitorThread.hpp"
 #include "monitor/SpareThread.hpp"
 
 namespace torchcomms_pg {
@@ -33,7 +34,7 @@ class Monitor {
     virtual ~Watched() = default;
     // Checks the operations in flight. Called from the monitor's thread, which holds a reference to
     // the object and no lock. Must return soon.
-    virtual void check(Clock::time_point now) noexcept = 0;
+    virtual void check(Clock::time_point now) noexcept REQUIRES(monitorThread) = 0;
     // Ends the operations in flight, for the reason `why`. Called as check() is, but from any
     // thread.
     virtual void abortInFlight(const char* why) noexcept = 0;
@@ -93,10 +94,9 @@ class Monitor {
  private:
   using List = std::vector<std::weak_ptr<Watched>>;
 
-  static bool onItsThread();
   template <class T>
   static void end(T* object, std::shared_ptr<const Hold> hold) noexcept {
-    if (!onItsThread()) {
+    if (!monitorThread.isMine()) {
       delete object;
       return;
     }
@@ -115,15 +115,16 @@ class Monitor {
   std::shared_ptr<const List> watched();
   void run();
 
-  std::mutex lifecycle_;  // serializes enter and leave, so that start and join do not race
-  int holds_ = 0;         // guarded by lifecycle_
-  std::mutex mutex_;
+  // Serializes enter and leave, so that start and join do not race.
+  Mutex lifecycle_ ACQUIRED_BEFORE(mutex_, spareMutex_);
+  int holds_ GUARDED_BY(lifecycle_) = 0;
+  std::thread thread_ GUARDED_BY(lifecycle_);
+  Mutex mutex_;
   std::condition_variable wake_;
-  std::shared_ptr<const List> watched_ = std::make_shared<const List>();
-  std::mutex spareMutex_;
-  std::unique_ptr<SpareThread> spare_;  // null if no Hold exists
-  std::thread thread_;
-  bool stop_ = false;
+  std::shared_ptr<const List> watched_ GUARDED_BY(mutex_) = std::make_shared<const List>();
+  bool stop_ GUARDED_BY(mutex_) = false;
+  Mutex spareMutex_;
+  std::unique_ptr<SpareThread> spare_ GUARDED_BY(spareMutex_);  // null if no Hold exists
   std::atomic<Clock::rep> lastRound_{0};
 };
 

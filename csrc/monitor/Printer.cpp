@@ -8,12 +8,12 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <system_error>
 #include <utility>
 
+#include "base/Mutex.hpp"
 #include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
 
@@ -52,7 +52,7 @@ class Printer {
   }
 
   void add(std::string line) {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     if (bytes_ + line.size() > kMostBytes) {
       ++lost_;
       return;
@@ -76,13 +76,13 @@ class Printer {
   }
 
   bool awaitNone(std::chrono::milliseconds patience) {
-    std::unique_lock lock(mutex_);
-    return ended_.wait_for(lock, patience, [&] { return !running_; });
+    UniqueLock lock(mutex_);
+    return ended_.wait_for(lock, patience, [&]() REQUIRES(mutex_) { return !running_; });
   }
 
  private:
   void run() {
-    std::unique_lock lock(mutex_);
+    UniqueLock lock(mutex_);
     for (; !lines_.empty(); lines_.pop_front()) {
       const auto& line = lines_.front();  // other threads only append
       lock.unlock();
@@ -94,12 +94,12 @@ class Printer {
     ended_.notify_all();
   }
 
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable ended_;
-  std::deque<std::string> lines_;
-  size_t bytes_ = 0;
-  uint64_t lost_ = 0;
-  bool running_ = false;
+  std::deque<std::string> lines_ GUARDED_BY(mutex_);
+  size_t bytes_ GUARDED_BY(mutex_) = 0;
+  uint64_t lost_ GUARDED_BY(mutex_) = 0;
+  bool running_ GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace

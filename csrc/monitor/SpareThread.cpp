@@ -2,23 +2,23 @@
 
 #include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <utility>
 
+#include "base/Mutex.hpp"
 #include "base/Thread.hpp"
 
 namespace torchcomms_pg {
 
 struct SpareThread::State {
-  std::mutex mutex;
+  Mutex mutex;
   std::condition_variable changed;
-  std::deque<std::function<void()>> due;
-  bool closing = false;
+  std::deque<std::function<void()>> due GUARDED_BY(mutex);
+  bool closing GUARDED_BY(mutex) = false;
 
   void run() {
-    std::unique_lock lock(mutex);
+    UniqueLock lock(mutex);
     for (;;) {
-      changed.wait(lock, [&] { return closing || !due.empty(); });
+      changed.wait(lock, [&]() REQUIRES(mutex) { return closing || !due.empty(); });
       if (due.empty()) {
         return;
       }
@@ -37,13 +37,13 @@ SpareThread::SpareThread() : state_(std::make_shared<State>()) {
 }
 
 SpareThread::~SpareThread() {
-  std::lock_guard lock(state_->mutex);
+  LockGuard lock(state_->mutex);
   state_->closing = true;
   state_->changed.notify_all();
 }
 
 void SpareThread::run(std::function<void()> body) {
-  std::lock_guard lock(state_->mutex);
+  LockGuard lock(state_->mutex);
   state_->due.push_back(std::move(body));
   state_->changed.notify_all();
 }

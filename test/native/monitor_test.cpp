@@ -99,6 +99,21 @@ TEST(failuresAreThoseOfTheWatchedObjectsThatHaveFailed) {
   CHECK(Monitor::get().failures().empty());
 }
 
+TEST(onlyAChecksThreadHasTheMonitorsRole) {
+  class Asking : public Counting {
+   public:
+    void check(Monitor::Clock::time_point now) noexcept override {
+      had = torchcomms_pg::monitorThread.isMine();
+      Counting::check(now);
+    }
+    std::atomic<bool> had{false};
+  };
+  const auto watched = Monitor::watch<Asking>();
+  watched->await(1);
+  CHECK(watched->had);
+  CHECK(!torchcomms_pg::monitorThread.isMine());
+}
+
 TEST(watchedObjectsAreToldToGiveUp) {
   const auto first = Monitor::watch<Counting>();
   const auto second = Monitor::watch<Counting>();

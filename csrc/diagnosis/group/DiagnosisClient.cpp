@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <atomic>
 #include <future>
-#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/ExitGuard.hpp"
+#include "base/Mutex.hpp"
 #include "comm/Communicator.hpp"
 #include "comm/Peer.hpp"
 #include "diagnosis/group/ErrorFile.hpp"

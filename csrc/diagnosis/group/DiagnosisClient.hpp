@@ -40,7 +40,7 @@ class DiagnosisClient final : public Observer, public GroupActivity {
       const std::string& prefix,
       const std::vector<Peer>& peers) override;
   void close() override;
-  void check(Clock::time_point now) override;
+  void check(Clock::time_point now) REQUIRES(monitorThread) override;
   std::optional<Explanation> ask(const Operation& op, Clock::time_point now) override;
   std::optional<Explanation> final() override;
   Explanation await(const Operation& op, Milliseconds timeout, Clock::time_point deadline) override;
@@ -81,9 +81,9 @@ class DiagnosisClient final : public Observer, public GroupActivity {
 
  private:
   // Checks for questions of other ranks, and reports this rank's status if one is wanted.
-  void answer(Clock::time_point now);
+  void answer(Clock::time_point now) REQUIRES(monitorThread);
   // Does what is due for verdicts that end nothing.
-  void checkEarly(Clock::time_point now);
+  void checkEarly(Clock::time_point now) REQUIRES(monitorThread);
   // Builds the request for `op` after the operation's own deadline.
   DiagnosisRequest request(const Operation& op, Clock::time_point now);
   // Builds the request for `op` after the deadline of a wait.
@@ -104,8 +104,7 @@ class DiagnosisClient final : public Observer, public GroupActivity {
   AtomicShared<StatusPart> status_;  // may be null; null when closed
   LatenessClient lateness_;
 
-  // State of the monitor's thread.
-  uint64_t heardRings_ = 0;
+  uint64_t heardRings_ GUARDED_BY(monitorThread) = 0;
   StandingVerdicts earlyVerdicts_{*this};
 };
 

@@ -6,8 +6,8 @@
 #include <exception>
 #include <fstream>
 #include <iterator>
-#include <mutex>
 
+#include "base/Mutex.hpp"
 #include "base/NeverDestroyed.hpp"
 #include "diagnosis/status/Json.hpp"
 #include "monitor/Printer.hpp"
@@ -18,10 +18,10 @@ namespace torchcomms_pg::error_file {
 namespace {
 
 struct Place {
-  std::mutex mutex;
-  std::string path;
-  std::string text;     // the latest text
-  std::string content;  // what write() has written into the file for it
+  Mutex mutex;
+  std::string path GUARDED_BY(mutex);
+  std::string text GUARDED_BY(mutex);     // the latest text
+  std::string content GUARDED_BY(mutex);  // what write() has written into the file for it
 };
 Place& place() {
   static Place& ofProcess = neverDestroyed<Place>();
@@ -52,14 +52,14 @@ std::string encoded(const std::string& text, const std::vector<int64_t>& ranks) 
 
 void set(const std::string& path) {
   auto& known = place();
-  std::lock_guard lock(known.mutex);
+  LockGuard lock(known.mutex);
   known.path = path;
 }
 
 void write(const std::string& text, const std::vector<int64_t>& ranks) noexcept {
   try {
     auto& known = place();
-    std::lock_guard lock(known.mutex);
+    LockGuard lock(known.mutex);
     if (!known.path.empty()) {
       auto content = encoded(text, ranks);
       writeDump(known.path, content);
@@ -74,7 +74,7 @@ void write(const std::string& text, const std::vector<int64_t>& ranks) noexcept 
 void withdraw(const std::string& text) noexcept {
   try {
     auto& known = place();
-    std::lock_guard lock(known.mutex);
+    LockGuard lock(known.mutex);
     if (known.content.empty() || known.text != text) {
       return;
     }

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
-#include <mutex>
 #include <utility>
 
+#include "base/Mutex.hpp"
 #include "base/PerProcess.hpp"
 #include "comm/RecordedOp.hpp"
 #include "diagnosis/group/LastWords.hpp"
@@ -20,8 +20,8 @@ namespace torchcomms_pg {
 namespace {
 
 struct Enlisted {
-  std::mutex mutex;
-  std::vector<std::weak_ptr<GroupActivity>> groups;
+  Mutex mutex;
+  std::vector<std::weak_ptr<GroupActivity>> groups GUARDED_BY(mutex);
 };
 Enlisted& ofProcess() {
   static PerProcess<Enlisted> all;
@@ -193,7 +193,7 @@ std::vector<int64_t> globalRanksOf(const GroupActivity& group, const std::vector
 void enlist(const std::shared_ptr<GroupActivity>& group) {
   sigterm::install(sayLastWords);
   auto& all = ofProcess();
-  std::lock_guard lock(all.mutex);
+  LockGuard lock(all.mutex);
   std::erase_if(all.groups, [](const auto& known) { return known.expired(); });
   all.groups.push_back(group);
 }
@@ -201,7 +201,7 @@ void enlist(const std::shared_ptr<GroupActivity>& group) {
 std::vector<std::shared_ptr<GroupActivity>> enlisted() {
   std::vector<std::shared_ptr<GroupActivity>> alive;
   auto& all = ofProcess();
-  std::lock_guard lock(all.mutex);
+  LockGuard lock(all.mutex);
   for (const auto& known : all.groups) {
     if (auto group = known.lock()) {
       alive.push_back(std::move(group));

@@ -4,13 +4,13 @@
 #include <exception>
 #include <future>
 #include <iomanip>
-#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include "base/ExitGuard.hpp"
+#include "base/Mutex.hpp"
 #include "base/PerProcess.hpp"
 #include "base/TextStreams.hpp"
 #include "comm/OwnProcess.hpp"
@@ -40,14 +40,14 @@ std::atomic<bool> warns{true};
 struct SharedStore {
   explicit SharedStore(c10::intrusive_ptr<c10d::Store> store) : board(std::move(store)) {}
 
-  std::mutex mutex;
-  StoreBoard board;
+  Mutex mutex;
+  StoreBoard board GUARDED_BY(mutex);
 };
 
 struct Stores {
   PerStore<SharedStore> all;
-  std::mutex mutex;
-  std::optional<Clock::time_point> warned;
+  Mutex mutex;
+  std::optional<Clock::time_point> warned GUARDED_BY(mutex);
 };
 Stores& stores() {
   static PerProcess<Stores> ofProcess;
@@ -57,7 +57,7 @@ Stores& stores() {
 // Returns whether this process may warn now, and records that it does.
 bool takesWarning(Clock::time_point now) {
   auto& known = stores();
-  std::lock_guard lock(known.mutex);
+  LockGuard lock(known.mutex);
   if (known.warned && now - *known.warned < kBetweenWarnings) {
     return false;
   }
@@ -81,9 +81,9 @@ struct LatenessClient::State {
   std::atomic<bool> published{false};
   AtomicShared<const Lateness> judged;  // null before the first judgement
 
-  // State of the monitor's thread.
-  Clock::time_point due{};
-  uint64_t told = 0;  // number of the latest published collective
+  Clock::time_point due GUARDED_BY(monitorThread){};
+  // Number of the latest published collective.
+  uint64_t told GUARDED_BY(monitorThread) = 0;
 
   // State of the thread that publishes.
   std::optional<int> late;  // the late rank of the last judgement, if any
@@ -91,7 +91,7 @@ struct LatenessClient::State {
   std::string key(int of) const { return place + std::to_string(of); }
 
   void publish() {
-    std::lock_guard lock(store->mutex);
+    LockGuard lock(store->mutex);
     if (!closed) {
       published = true;
       store->board.set(key(rank), fields::write(log->get()));
@@ -106,7 +106,7 @@ struct LatenessClient::State {
         all[each] = log->get();
         continue;
       }
-      std::lock_guard lock(store->mutex);
+      LockGuard lock(store->mutex);
       if (const auto text = store->board.get(key(each))) {
         all[each] = fields::read<Arrivals>(*text).value_or(Arrivals{});
       }
@@ -115,7 +115,7 @@ struct LatenessClient::State {
   }
 
   void takeBack() {
-    std::lock_guard lock(store->mutex);
+    LockGuard lock(store->mutex);
     store->board.erase(key(rank));
   }
 

@@ -13,6 +13,7 @@
 #include "diagnosis/group/BackwardPass.hpp"
 #include "diagnosis/lateness/Arrivals.hpp"
 #include "diagnosis/lateness/Lateness.hpp"
+#include "monitor/MonitorThread.hpp"
 #include "operation/Group.hpp"
 #include "operation/Operation.hpp"
 
@@ -70,9 +71,8 @@ class LatenessClient {
     }
   }
 
-  // Starts a publication, and a judgement, if they are due. Called in the monitor's thread; does
-  // not block.
-  void check(Clock::time_point now) noexcept;
+  // Starts a publication, and a judgement, if they are due. Does not block.
+  void check(Clock::time_point now) noexcept REQUIRES(monitorThread);
 
   // Returns this rank's last judgement that has ranks, also after close(), or null. Only rank 0
   // judges, and only if the warning is on.

@@ -9,12 +9,12 @@
 #include <future>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <stdexcept>
 #include <thread>
 #include <utility>
 
 #include "base/ExitGuard.hpp"
+#include "base/Mutex.hpp"
 #include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
 #include "diagnosis/group/ErrorFile.hpp"
@@ -57,7 +57,7 @@ class Entry final : public Monitor::Watched, public std::enable_shared_from_this
   }
   uint64_t meeting() const { return meeting_ ? meeting_->id() : 0; }
 
-  void check(Clock::time_point now) noexcept override {
+  void check(Clock::time_point now) noexcept REQUIRES(monitorThread) override {
     try {
       if (meeting_ && now - since >= learning() && now >= nextTry_ && !listed_) {
         tried_ = true;
@@ -77,16 +77,20 @@ class Entry final : public Monitor::Watched, public std::enable_shared_from_this
 
   // Prints that the wait has ended, if its verdict was printed.
   void end() {
-    std::unique_lock lock(mutex_);
-    ended_ = true;
-    server_.reset();
-    const bool printed = printed_;
-    lock.unlock();
+    bool printed = false;
+    std::string written;
+    {
+      LockGuard lock(mutex_);
+      ended_ = true;
+      server_.reset();
+      printed = printed_;
+      written = written_;
+    }
     if (printed) {
       printLine(
           "torchcomms_pg: the verdict on " + wait.text + " is over: it has ended, " +
           inSeconds(age()) + " after its begin");
-      error_file::withdraw(written_);
+      error_file::withdraw(written);
     }
     if (meeting_ && tried_) {
       try {
@@ -137,7 +141,7 @@ class Entry final : public Monitor::Watched, public std::enable_shared_from_this
   // Lets the other processes of this host, and those that meet this one, know of this wait.
   void enlistSelf() {
     {
-      std::lock_guard lock(mutex_);
+      LockGuard lock(mutex_);
       if (!ended_ && !server_) {
         server_ = serveStatus({meeting(), wait.self});
         sigterm::install(sayLastWords);
@@ -187,7 +191,7 @@ class Entry final : public Monitor::Watched, public std::enable_shared_from_this
         return;  // the status's folder cannot be read
       }
     }
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     if (!ended_ && !text.empty()) {
       printLine("torchcomms_pg: verdict: " + text);
       printed_ = true;
@@ -200,21 +204,21 @@ class Entry final : public Monitor::Watched, public std::enable_shared_from_this
   std::atomic<bool> tried_{false};    // a thread puts this rank on the meeting's list
   std::atomic<bool> listed_{false};   // it is there
 
-  // State of the monitor's thread.
-  bool told_ = false;
-  Clock::time_point nextTry_{};
+  bool told_ GUARDED_BY(monitorThread) = false;
+  Clock::time_point nextTry_ GUARDED_BY(monitorThread){};
 
-  std::mutex mutex_;
-  bool ended_ = false;
-  bool printed_ = false;
-  std::string written_;
-  std::shared_ptr<status::StatusServer> server_;  // serves this wait until it ends
+  Mutex mutex_;
+  bool ended_ GUARDED_BY(mutex_) = false;
+  bool printed_ GUARDED_BY(mutex_) = false;
+  std::string written_ GUARDED_BY(mutex_);
+  // Serves this wait until it ends.
+  std::shared_ptr<status::StatusServer> server_ GUARDED_BY(mutex_);
 };
 
 struct Entries {
-  std::mutex mutex;
-  uint64_t last = 0;
-  std::map<uint64_t, std::shared_ptr<Entry>> all;
+  Mutex mutex;
+  uint64_t last GUARDED_BY(mutex) = 0;
+  std::map<uint64_t, std::shared_ptr<Entry>> all GUARDED_BY(mutex);
 };
 Entries& entries() {
   static PerProcess<Entries> ofProcess;
@@ -224,7 +228,7 @@ Entries& entries() {
 std::vector<std::shared_ptr<Entry>> current() {
   std::vector<std::shared_ptr<Entry>> all;
   auto& known = entries();
-  std::lock_guard lock(known.mutex);
+  LockGuard lock(known.mutex);
   for (const auto& [number, entry] : known.all) {
     all.push_back(entry);
   }
@@ -247,7 +251,7 @@ uint64_t begin(OtherWait wait) {
     entry = std::make_shared<Entry>(std::move(wait));
   }
   auto& known = entries();
-  std::lock_guard lock(known.mutex);
+  LockGuard lock(known.mutex);
   known.all.emplace(++known.last, std::move(entry));
   return known.last;
 }
@@ -256,7 +260,7 @@ void end(uint64_t number) {
   std::shared_ptr<Entry> entry;
   {
     auto& known = entries();
-    std::lock_guard lock(known.mutex);
+    LockGuard lock(known.mutex);
     if (auto found = known.all.extract(number)) {
       entry = std::move(found.mapped());
     }

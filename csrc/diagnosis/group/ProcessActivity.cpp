@@ -7,12 +7,12 @@
 #include <exception>
 #include <iterator>
 #include <map>
-#include <mutex>
 #include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "base/Mutex.hpp"
 #include "base/NeverDestroyed.hpp"
 #include "base/PerProcess.hpp"
 #include "comm/RecordedOp.hpp"
@@ -59,8 +59,8 @@ struct Listed {
   std::string store;
 };
 struct ListedGroups {
-  std::mutex mutex;
-  std::vector<Listed> all;
+  Mutex mutex;
+  std::vector<Listed> all GUARDED_BY(mutex);
   PerStore<status::Hosts> hosts;
 };
 ListedGroups& listed() {
@@ -69,8 +69,8 @@ ListedGroups& listed() {
 }
 
 struct Run {
-  std::mutex mutex;
-  std::string id;
+  Mutex mutex;
+  std::string id GUARDED_BY(mutex);
 };
 Run& run() {
   static Run& ofProcess = neverDestroyed<Run>();
@@ -89,7 +89,7 @@ struct Shown {
 std::vector<Shown> shown() {
   std::vector<Shown> alive;
   auto& groups = listed();
-  std::lock_guard lock(groups.mutex);
+  LockGuard lock(groups.mutex);
   for (const auto& known : groups.all) {
     if (auto group = known.group.lock()) {
       alive.push_back({std::move(group), known.id, known.store});
@@ -231,7 +231,7 @@ status::Description describeProcess() {
   told.host = host::hostName();
   told.version = TORCHCOMMS_PG_VERSION;
   {
-    std::lock_guard lock(run().mutex);
+    LockGuard lock(run().mutex);
     told.run = run().id;
   }
   const auto compiling = Compiling::state(now);
@@ -373,7 +373,7 @@ std::unique_ptr<StatusPart> StatusPart::begin(
           std::string("torchcomms_pg: other hosts get no status of this one: ") + error.what());
     }
   }
-  std::lock_guard lock(groups.mutex);
+  LockGuard lock(groups.mutex);
   std::erase_if(groups.all, [](const auto& known) { return known.group.expired(); });
   groups.all.push_back({group, id, address});
   part->server_->add({id, group->globalRanks()[group->rank()]});
@@ -432,7 +432,7 @@ std::optional<status::Job::WaitElsewhere> explain(const std::string& text, Milli
 }
 
 void setRunId(const std::string& id) {
-  std::lock_guard lock(run().mutex);
+  LockGuard lock(run().mutex);
   run().id = id;
 }
 

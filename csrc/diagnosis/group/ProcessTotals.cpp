@@ -4,9 +4,9 @@
 #include <atomic>
 #include <condition_variable>
 #include <list>
-#include <mutex>
 #include <utility>
 
+#include "base/Mutex.hpp"
 #include "base/PerProcess.hpp"
 #include "device/EventPoller.hpp"
 #include "diagnosis/group/GroupActivity.hpp"
@@ -25,17 +25,17 @@ struct Known {
 };
 
 struct State {
-  std::mutex mutex;
-  int64_t rank = -1;
-  std::vector<Known> groups;
-  std::list<Group> ended;  // in the order in which they ended
+  Mutex mutex;
+  int64_t rank GUARDED_BY(mutex) = -1;
+  std::vector<Known> groups GUARDED_BY(mutex);
+  std::list<Group> ended GUARDED_BY(mutex);  // in the order in which they ended
 
-  std::mutex newsMutex;
+  Mutex newsMutex;
   std::condition_variable news;
-  uint64_t failures = 0;
-  uint64_t written = 0;
-  bool writing = false;  // whether a writer exists
-  bool ending = false;
+  uint64_t failures GUARDED_BY(newsMutex) = 0;
+  uint64_t written GUARDED_BY(newsMutex) = 0;
+  bool writing GUARDED_BY(newsMutex) = false;  // whether a writer exists
+  bool ending GUARDED_BY(newsMutex) = false;
 };
 State& state() {
   static PerProcess<State> ofProcess;
@@ -95,10 +95,10 @@ auto find(auto& groups, const std::string& name, const std::string& backend, boo
   return found;
 }
 
-// Moves the sums of ended groups from `groups` to `ended`. Call with the lock held.
-void settle(State& state) {
+// Moves the sums of ended groups from `groups` to `ended`.
+void settle(State& state) REQUIRES(state.mutex) {
   const auto now = Clock::now();
-  std::erase_if(state.groups, [&](const Known& group) {
+  std::erase_if(state.groups, [&](const Known& group) REQUIRES(state.mutex) {
     const auto& totals = group.totals;
     if (totals.use_count() > 1) {
       return false;
@@ -126,7 +126,7 @@ void settle(State& state) {
 
 void add(std::shared_ptr<GroupTotals> totals, int64_t rank) {
   auto& state = process_totals::state();
-  std::lock_guard lock(state.mutex);
+  LockGuard lock(state.mutex);
   settle(state);
   if (state.rank < 0) {
     state.rank = rank;
@@ -136,7 +136,7 @@ void add(std::shared_ptr<GroupTotals> totals, int64_t rank) {
 
 void keepLateness(const GroupTotals& group, std::shared_ptr<const Lateness> last) {
   auto& state = process_totals::state();
-  std::lock_guard lock(state.mutex);
+  LockGuard lock(state.mutex);
   for (auto& known : state.groups) {
     if (known.totals.get() == &group) {
       known.lateness = std::move(last);
@@ -149,7 +149,7 @@ Totals read() {
   EventPoller::askNow(kPatience);
   const auto active = enlisted();
   auto& state = process_totals::state();
-  std::lock_guard lock(state.mutex);
+  LockGuard lock(state.mutex);
   settle(state);
   Totals totals;
   totals.rank = state.rank;
@@ -173,7 +173,7 @@ Totals read() {
 void noteFailure() {
   auto& state = process_totals::state();
   {
-    std::lock_guard lock(state.newsMutex);
+    LockGuard lock(state.newsMutex);
     ++state.failures;
   }
   state.news.notify_all();
@@ -181,11 +181,13 @@ void noteFailure() {
 
 std::optional<uint64_t> awaitFailure(uint64_t written, Milliseconds patience) {
   auto& state = process_totals::state();
-  std::unique_lock lock(state.newsMutex);
+  UniqueLock lock(state.newsMutex);
   state.written = written;
   state.writing = !state.ending;
   state.news.notify_all();
-  state.news.wait_for(lock, patience, [&] { return state.ending || state.failures > written; });
+  state.news.wait_for(lock, patience, [&]() REQUIRES(state.newsMutex) {
+    return state.ending || state.failures > written;
+  });
   if (state.ending) {
     return std::nullopt;
   }
@@ -195,7 +197,7 @@ std::optional<uint64_t> awaitFailure(uint64_t written, Milliseconds patience) {
 void endWriter() {
   auto& state = process_totals::state();
   {
-    std::lock_guard lock(state.newsMutex);
+    LockGuard lock(state.newsMutex);
     state.ending = true;
     state.writing = false;
   }
@@ -204,9 +206,10 @@ void endWriter() {
 
 void awaitWritten(Milliseconds patience) {
   auto& state = process_totals::state();
-  std::unique_lock lock(state.newsMutex);
-  state.news.wait_for(
-      lock, patience, [&] { return !state.writing || state.written >= state.failures; });
+  UniqueLock lock(state.newsMutex);
+  state.news.wait_for(lock, patience, [&]() REQUIRES(state.newsMutex) {
+    return !state.writing || state.written >= state.failures;
+  });
 }
 
 }  // namespace torchcomms_pg::process_totals

@@ -11,7 +11,7 @@ namespace torchcomms_pg {
 
 bool StandingVerdicts::look(HangDiagnosis& diagnosis) {
   const auto standing = diagnosis.standing();
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   if (subject_ && !group_.inFlight().has(*subject_)) {
     diagnosis.end(endOf(*subject_));
     subject_.reset();
@@ -53,15 +53,19 @@ Clock::time_point StandingVerdicts::latestCompleted() const {
 }
 
 void StandingVerdicts::follow(const Wait& about) {
+  std::optional<Operation> found;
   group_.inFlight().inspect([&](const auto& ops, const Operation&) {
     for (const auto& entry : ops) {
       const auto& op = *entry.op;
       const bool collective = op.collective && !about.collectives.empty();
       if (collective && op.seq == about.collectives.back().seq) {
-        followed_.emplace().noteFrom(op);
+        found.emplace().noteFrom(op);
       }
     }
   });
+  if (found) {
+    followed_ = std::move(found);
+  }
 }
 
 std::string StandingVerdicts::endOf(const Operation& op) const {
@@ -74,6 +78,7 @@ std::string StandingVerdicts::endOf(const Operation& op) const {
 std::optional<StandingVerdicts::Overdue> StandingVerdicts::overdue(
     Clock::time_point now, Milliseconds timeout, const Begun& begun) const {
   return group_.inFlight().inspect([&](const auto& ops, const Operation&) {
+    monitorThread.check();
     std::optional<Overdue> found;
     if (asked_) {
       return found;
@@ -122,7 +127,7 @@ void StandingVerdicts::take(
   if (verdict.extensionMs == 0) {
     // The verdict may be about another operation, whose end is then another rank's to report.
     if (isSameOperation(verdict.about, asked)) {
-      std::lock_guard lock(mutex_);
+      LockGuard lock(mutex_);
       subject_ = op;
     }
     settled_ = now;
@@ -143,7 +148,7 @@ void StandingVerdicts::close(HangDiagnosis& diagnosis) {
   const auto& group = group_.group();
   std::string text;
   bool tells = false;
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   if (standing && ended_) {
     tells = true;
   } else if (standing) {

@@ -3,18 +3,18 @@
 #pragma once
 
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <string>
 
+#include "base/Mutex.hpp"
 #include "diagnosis/group/GroupActivity.hpp"
 #include "diagnosis/hang/HangDiagnosis.hpp"
 #include "monitor/Deadlines.hpp"
+#include "monitor/MonitorThread.hpp"
 
 namespace torchcomms_pg {
 
 // Has the ranks of a group find a verdict on each operation that takes too long, and print its end.
-// The functions are for the monitor's thread, except close().
 class StandingVerdicts {
  public:
   // Returns the time from which an operation's deadline counts, nullopt if nothing waits for it.
@@ -30,11 +30,11 @@ class StandingVerdicts {
 
   // Ends the verdict to which this rank led, if its operation has ended. Returns true once for each
   // verdict that stands.
-  bool look(HangDiagnosis& diagnosis);
+  bool look(HangDiagnosis& diagnosis) REQUIRES(monitorThread);
   // Returns the oldest operation without a verdict that has taken longer than `timeout`. Returns
   // nullopt while another one is diagnosed.
-  std::optional<Overdue> overdue(
-      Clock::time_point now, Milliseconds timeout, const Begun& begun) const;
+  std::optional<Overdue> overdue(Clock::time_point now, Milliseconds timeout, const Begun& begun)
+      const REQUIRES(monitorThread);
   // Asks for a verdict on `overdue`, if it is set and has not ended, and goes on asking until there
   // is one. `request`: builds the question.
   void ask(
@@ -42,7 +42,7 @@ class StandingVerdicts {
       const std::optional<Overdue>& overdue,
       Clock::time_point now,
       Milliseconds timeout,
-      const Request& request);
+      const Request& request) REQUIRES(monitorThread);
 
   // Has the ranks print how the standing verdict, if any, is over, since the group is being
   // destroyed, and closes the diagnosis.
@@ -55,29 +55,33 @@ class StandingVerdicts {
       const Operation& op,
       const Wait& asked,
       Clock::time_point now,
-      Milliseconds timeout);
+      Milliseconds timeout) REQUIRES(monitorThread);
   // Notes the operation of this rank that the standing verdict is about.
-  void follow(const Wait& about);
+  void follow(const Wait& about) REQUIRES(mutex_);
   std::string endOf(const Operation& op) const;
   // Write the verdict for the launcher, and take it back if an operation has completed since: the
-  // process's end then has another reason. Called with mutex_ held.
-  void writeForLauncher(const Verdict& verdict);
-  void takeBack();
+  // process's end then has another reason.
+  void writeForLauncher(const Verdict& verdict) REQUIRES(mutex_);
+  void takeBack() REQUIRES(mutex_);
   Clock::time_point latestCompleted() const;
 
   const GroupActivity& group_;
-  std::optional<Operation> asked_;  // the diagnosed operation
-  Clock::time_point askedBegun_{};  // time from which its deadline counts
-  Clock::time_point settled_{};     // operations issued before this time need no further verdict
-  Clock::time_point seen_{};        // time of the verdict that look() has returned
-  Deadlines deadlines_;
+  std::optional<Operation> asked_ GUARDED_BY(monitorThread);  // the diagnosed operation
+  // Time from which its deadline counts.
+  Clock::time_point askedBegun_ GUARDED_BY(monitorThread){};
+  // Operations issued before this time need no further verdict.
+  Clock::time_point settled_ GUARDED_BY(monitorThread){};
+  // Time of the verdict that look() has returned.
+  Clock::time_point seen_ GUARDED_BY(monitorThread){};
+  Deadlines deadlines_ GUARDED_BY(monitorThread);
 
-  std::mutex mutex_;
-  std::optional<Operation> subject_;   // the operation of the verdict to which this rank led
-  std::optional<Operation> followed_;  // the operation of the verdict to which another rank led
-  bool ended_ = false;                 // this rank has ended the standing verdict
-  std::string written_;                // text that writeForLauncher() has written, or ""
-  Clock::time_point completed_{};      // latestCompleted() at that time
+  Mutex mutex_;
+  // The operations of the verdicts to which this rank and another rank led.
+  std::optional<Operation> subject_ GUARDED_BY(mutex_);
+  std::optional<Operation> followed_ GUARDED_BY(mutex_);
+  bool ended_ GUARDED_BY(mutex_) = false;   // this rank has ended the standing verdict
+  std::string written_ GUARDED_BY(mutex_);  // text that writeForLauncher() has written, or ""
+  Clock::time_point completed_ GUARDED_BY(mutex_){};  // latestCompleted() at that time
 };
 
 }  // namespace torchcomms_pg

@@ -40,7 +40,7 @@ std::shared_ptr<HangDiagnosis> HangDiagnosis::open(
   };
   std::shared_ptr<HangDiagnosis> made(new HangDiagnosis(std::move(board), std::move(options)));
   if (made->options_.poll) {
-    std::lock_guard lock(made->mutex_);
+    LockGuard lock(made->mutex_);
     made->wake();
   }
   return made;
@@ -49,13 +49,14 @@ std::shared_ptr<HangDiagnosis> HangDiagnosis::open(
 std::shared_ptr<HangDiagnosis> HangDiagnosis::openWithoutThread(
     std::unique_ptr<SharedBoard> board, Options options) {
   std::shared_ptr<HangDiagnosis> made(new HangDiagnosis(std::move(board), std::move(options)));
+  const LockGuard lock(made->mutex_);
   made->running_ = true;
   return made;
 }
 
 void HangDiagnosis::close() {
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     closed_ = true;
   }
   changed_.notify_all();
@@ -93,7 +94,7 @@ std::string HangDiagnosis::tooLong(Clock::duration since, Clock::time_point now)
 }
 
 std::optional<Verdict> HangDiagnosis::ask(const DiagnosisRequest& request, Clock::time_point now) {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   if (verdict_ && options_.goesOn && !isSameOperation(verdictOn_, request.wait)) {
     verdict_.reset();  // it is about an earlier operation
   }
@@ -124,22 +125,22 @@ std::optional<Verdict> HangDiagnosis::ask(const DiagnosisRequest& request, Clock
 }
 
 std::optional<Verdict> HangDiagnosis::final() const {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   return verdict_ && verdict_->extensionMs == 0 ? verdict_ : std::nullopt;
 }
 
 std::optional<DiagnosisProtocol::Standing> HangDiagnosis::standing() const {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   return standing_;
 }
 
 Verdict HangDiagnosis::standingVerdict() const {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   return told_;
 }
 
 void HangDiagnosis::end(const std::string& text) {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   if (led_ && !end_) {
     end_ = text;
     wake();
@@ -147,26 +148,27 @@ void HangDiagnosis::end(const std::string& text) {
 }
 
 void HangDiagnosis::awaitEnd() {
-  std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, kStuck, [&] { return (!end_ && !stepping_) || !broken_.empty(); });
+  UniqueLock lock(mutex_);
+  changed_.wait_for(
+      lock, kStuck, [&]() REQUIRES(mutex_) { return (!end_ && !stepping_) || !broken_.empty(); });
 }
 
 void HangDiagnosis::notice() {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   noticed_ = true;
   wake();
 }
 
 void HangDiagnosis::answer(Snapshot snapshot) {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   wantsStatus_.store(false, std::memory_order_release);
   snapshot_ = std::move(snapshot);
   changed_.notify_all();
 }
 
 Verdict HangDiagnosis::await(const DiagnosisRequest& request, const std::function<bool()>& ended) {
-  std::unique_lock lock(mutex_);
-  const auto known = [&] { return verdict_ || !broken_.empty() || closed_; };
+  UniqueLock lock(mutex_);
+  const auto known = [&]() REQUIRES(mutex_) { return verdict_ || !broken_.empty() || closed_; };
   const auto since = clock_.at(Clock::now());
   std::string why;
   while (!known() && why.empty()) {
@@ -193,14 +195,16 @@ Verdict HangDiagnosis::await(const DiagnosisRequest& request, const std::functio
 }
 
 std::optional<Verdict> HangDiagnosis::awaitOthers() {
-  std::unique_lock lock(mutex_);
-  const auto ran = [&] { return clock_.at(Clock::now()); };
+  UniqueLock lock(mutex_);
+  const auto ran = [&]() REQUIRES(mutex_) { return clock_.at(Clock::now()); };
   const auto until = ran() + (options_.poll ? kLagging : milliseconds(0));
   const auto end = ran() + kPatience;
-  const auto known = [&] {
+  const auto known = [&]() REQUIRES(mutex_) {
     return closed_ || !broken_.empty() || (verdict_ && verdict_->extensionMs == 0);
   };
-  const auto hangs = [&] { return stepping_ && ran() - *stepping_ > kStuck; };
+  const auto hangs = [&]() REQUIRES(mutex_) {
+    return stepping_ && clock_.at(Clock::now()) - *stepping_ > kStuck;
+  };
   do {
     const auto looked = looked_;
     noticed_ = true;
@@ -216,10 +220,12 @@ std::optional<Verdict> HangDiagnosis::awaitOthers() {
 }
 
 void HangDiagnosis::askForDumps() {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   dumpsWanted_ = true;
   wake();
-  changed_.wait_for(lock, kStuck, [&] { return !dumpsWanted_ || closed_ || !broken_.empty(); });
+  changed_.wait_for(lock, kStuck, [&]() REQUIRES(mutex_) {
+    return !dumpsWanted_ || closed_ || !broken_.empty();
+  });
 }
 
 DiagnosisProtocol::Wanted HangDiagnosis::take() {
@@ -300,12 +306,12 @@ std::optional<HangDiagnosis::Clock::time_point> HangDiagnosis::next(Clock::time_
 }
 
 std::optional<HangDiagnosis::Clock::time_point> HangDiagnosis::due(Clock::time_point now) const {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   return next(now);
 }
 
 void HangDiagnosis::step(Clock::time_point now) {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   auto wanted = take();
   stepping_ = clock_.at(now);
   lock.unlock();
@@ -317,14 +323,14 @@ void HangDiagnosis::step(Clock::time_point now) {
 }
 
 void HangDiagnosis::run() {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   while (!closed_ && broken_.empty()) {
     const auto at = next(Clock::now());
     if (!at) {
       break;
     }
     if (protocol_.idle()) {
-      changed_.wait_until(lock, *at, [&] { return wanted() || closed_; });
+      changed_.wait_until(lock, *at, [&]() REQUIRES(mutex_) { return wanted() || closed_; });
     } else {
       changed_.wait_until(lock, *at);  // or until the monitor has answered
     }

@@ -7,10 +7,10 @@
 #include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
+#include "base/Mutex.hpp"
 #include "diagnosis/hang/DiagnosisProtocol.hpp"
 #include "diagnosis/hang/RunningTime.hpp"
 
@@ -90,15 +90,14 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
  private:
   HangDiagnosis(std::unique_ptr<SharedBoard> board, Options options);
   void run();
-  // Called with mutex_ held, as are the next six functions.
-  void put(const DiagnosisRequest& request, Clock::time_point now);
-  void wake();
+  void put(const DiagnosisRequest& request, Clock::time_point now) REQUIRES(mutex_);
+  void wake() REQUIRES(mutex_);
   // Returns why to stop waiting for a verdict that was requested at `since`, or "" to wait on.
-  std::string tooLong(Clock::duration since, Clock::time_point now);
-  bool wanted() const;
-  std::optional<Clock::time_point> next(Clock::time_point now) const;
-  DiagnosisProtocol::Wanted take();
-  void apply(const DiagnosisProtocol::Outcome& outcome);
+  std::string tooLong(Clock::duration since, Clock::time_point now) REQUIRES(mutex_);
+  bool wanted() const REQUIRES(mutex_);
+  std::optional<Clock::time_point> next(Clock::time_point now) const REQUIRES(mutex_);
+  DiagnosisProtocol::Wanted take() REQUIRES(mutex_);
+  void apply(const DiagnosisProtocol::Outcome& outcome) REQUIRES(mutex_);
   void tell(const DiagnosisProtocol::Outcome& outcome) const;  // prints what a step has led to
   Verdict printUnknown(const std::string& why, const DiagnosisRequest& request) const;
 
@@ -107,27 +106,28 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
   std::atomic<bool> wantsStatus_{false};
   std::atomic<bool> ring_{false};
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::condition_variable changed_;
-  bool running_ = false;
-  bool closed_ = false;
-  bool noticed_ = false;
-  bool dumpsWanted_ = false;
-  RunningTime clock_{kGap};
+  bool running_ GUARDED_BY(mutex_) = false;
+  bool closed_ GUARDED_BY(mutex_) = false;
+  bool noticed_ GUARDED_BY(mutex_) = false;
+  bool dumpsWanted_ GUARDED_BY(mutex_) = false;
+  RunningTime clock_ GUARDED_BY(mutex_){kGap};
   // when the current step began; a step may block in the store
-  std::optional<Clock::duration> stepping_;
-  uint64_t looked_ = 0;  // number of completed looks for a diagnosis
-  std::optional<DiagnosisRequest> asked_;
-  Clock::duration askedAt_{};
-  Clock::duration foundAt_{};  // when the ranks last found a verdict
-  std::optional<Snapshot> snapshot_;
-  std::optional<Verdict> verdict_;
-  Wait verdictOn_;                                       // what this rank asked about
-  std::string broken_;                                   // reason why the board cannot be used
-  std::optional<DiagnosisProtocol::Standing> standing_;  // the latest standing verdict
-  Verdict told_;                                         // see standingVerdict()
-  bool led_ = false;                                     // this rank has led to a standing verdict
-  std::optional<std::string> end_;                       // ends that verdict
+  std::optional<Clock::duration> stepping_ GUARDED_BY(mutex_);
+  uint64_t looked_ GUARDED_BY(mutex_) = 0;  // number of completed looks for a diagnosis
+  std::optional<DiagnosisRequest> asked_ GUARDED_BY(mutex_);
+  Clock::duration askedAt_ GUARDED_BY(mutex_){};
+  Clock::duration foundAt_ GUARDED_BY(mutex_){};  // when the ranks last found a verdict
+  std::optional<Snapshot> snapshot_ GUARDED_BY(mutex_);
+  std::optional<Verdict> verdict_ GUARDED_BY(mutex_);
+  Wait verdictOn_ GUARDED_BY(mutex_);      // what this rank asked about
+  std::string broken_ GUARDED_BY(mutex_);  // reason why the board cannot be used
+  // the latest standing verdict
+  std::optional<DiagnosisProtocol::Standing> standing_ GUARDED_BY(mutex_);
+  Verdict told_ GUARDED_BY(mutex_);                    // see standingVerdict()
+  bool led_ GUARDED_BY(mutex_) = false;                // this rank has led to a standing verdict
+  std::optional<std::string> end_ GUARDED_BY(mutex_);  // ends that verdict
 };
 
 }  // namespace torchcomms_pg

@@ -1,11 +1,11 @@
 #include "diagnosis/hang/PartingQuestion.hpp"
 
 #include <atomic>
-#include <mutex>
 #include <system_error>
 #include <utility>
 
 #include "base/ExitGuard.hpp"
+#include "base/Mutex.hpp"
 #include "base/NeverDestroyed.hpp"
 #include "base/Thread.hpp"
 
@@ -21,11 +21,11 @@ std::atomic<PartingQuestion::Source*>& answers() {
 }  // namespace
 
 struct PartingQuestion::State {
-  std::mutex mutex;
-  std::optional<std::string> answer;
+  Mutex mutex;
+  std::optional<std::string> answer GUARDED_BY(mutex);
 
   void give(std::string text) {
-    std::lock_guard lock(mutex);
+    LockGuard lock(mutex);
     answer = std::move(text);
   }
 };
@@ -55,7 +55,7 @@ PartingQuestion::PartingQuestion(Asked asked) : state_(std::make_shared<State>()
 }
 
 std::optional<std::string> PartingQuestion::answer() const {
-  std::lock_guard lock(state_->mutex);
+  LockGuard lock(state_->mutex);
   return state_->answer;
 }
 

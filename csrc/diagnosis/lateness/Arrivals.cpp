@@ -3,7 +3,7 @@
 namespace torchcomms_pg {
 
 void ArrivalLog::add(Point point) {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   if (size_ > 0 && point.seq <= pointAt(size_ - 1).seq) {
     return;  // another thread has recorded a later number first
   }
@@ -37,7 +37,7 @@ void ArrivalLog::add(Point point) {
 
 Arrivals ArrivalLog::get() const {
   Arrivals all;
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   for (size_t place = 0; place < size_; ++place) {
     const auto& origin = points_[first_];
     const auto& point = points_[(first_ + place) % kMost];

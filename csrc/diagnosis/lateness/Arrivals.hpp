@@ -7,8 +7,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <vector>
+
+#include "base/Mutex.hpp"
 
 namespace torchcomms_pg {
 
@@ -87,17 +88,17 @@ class ArrivalLog {
   };
 
   void add(Point point);
-  Point& pointAt(size_t place) { return points_[(first_ + place) % kMost]; }
+  Point& pointAt(size_t place) REQUIRES(mutex_) { return points_[(first_ + place) % kMost]; }
 
   std::atomic<uint64_t> stride_{1};  // a power of two
   // time until which the next arrival is expected; if it is later, arrivals have become rare
   std::atomic<Clock::rep> slowFrom_{0};
   std::atomic<Clock::rep> here_{0};
   std::atomic<uint64_t> latest_{0};
-  mutable std::mutex mutex_;
-  std::array<Point, kMost> points_;  // a ring buffer
-  size_t first_ = 0;
-  size_t size_ = 0;
+  mutable Mutex mutex_;
+  std::array<Point, kMost> points_ GUARDED_BY(mutex_);  // a ring buffer
+  size_t first_ GUARDED_BY(mutex_) = 0;
+  size_t size_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace torchcomms_pg

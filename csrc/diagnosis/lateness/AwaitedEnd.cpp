@@ -1,8 +1,8 @@
 #include "diagnosis/lateness/AwaitedEnd.hpp"
 
-#include <mutex>
 #include <utility>
 
+#include "base/Mutex.hpp"
 #include "base/PerProcess.hpp"
 
 namespace torchcomms_pg {
@@ -11,8 +11,8 @@ namespace {
 
 // The list of the objects without a thread.
 struct SpareEnds {
-  std::mutex mutex;
-  AwaitedEnd* first = nullptr;
+  Mutex mutex;
+  AwaitedEnd* first GUARDED_BY(mutex) = nullptr;
 };
 SpareEnds& spareEnds() {
   static PerProcess<SpareEnds> ofProcess;
@@ -27,13 +27,13 @@ struct AwaitedEnd::Owner {
 
   Owner() {
     auto& spare = spareEnds();
-    std::lock_guard lock(spare.mutex);
+    LockGuard lock(spare.mutex);
     end = spare.first == nullptr ? new AwaitedEnd() : spare.first;
     spare.first = std::exchange(end->next_, nullptr);
   }
   ~Owner() {
     auto& spare = spareEnds();
-    std::lock_guard lock(spare.mutex);
+    LockGuard lock(spare.mutex);
     end->next_ = std::exchange(spare.first, end);
   }
 };

@@ -3,12 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <system_error>
 #include <thread>
 
+#include "base/Mutex.hpp"
 #include "base/PerProcess.hpp"
 #include "base/Text.hpp"
 #include "base/Thread.hpp"
@@ -28,9 +28,9 @@ constexpr milliseconds kMaxTick{1000};
 constexpr milliseconds kLastWords{1000};
 
 struct WatchState {
-  std::mutex mutex;
-  HeartbeatOptions options;
-  bool running = false;
+  Mutex mutex;
+  HeartbeatOptions options GUARDED_BY(mutex);
+  bool running GUARDED_BY(mutex) = false;
 };
 WatchState& watchState() {
   static PerProcess<WatchState> state;
@@ -101,7 +101,7 @@ void run() {
   for (;;) {
     HeartbeatOptions options;
     {
-      std::lock_guard lock(state.mutex);
+      LockGuard lock(state.mutex);
       options = state.options;
       if (options.patience.count() == 0 || !monitorRuns()) {
         state.running = false;
@@ -117,7 +117,7 @@ void run() {
 
 void watchOverMonitor(HeartbeatOptions options) {
   auto& state = watchState();
-  std::lock_guard lock(state.mutex);
+  LockGuard lock(state.mutex);
   state.options = options;
   if (options.patience.count() > 0 && !state.running && monitorRuns()) {
     try {

@@ -5,12 +5,12 @@
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
-#include <mutex>
 #include <optional>
 #include <system_error>
 #include <utility>
 
 #include "base/ExitGuard.hpp"
+#include "base/Mutex.hpp"
 #include "base/NeverDestroyed.hpp"
 #include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
@@ -49,10 +49,12 @@ PythonStackDump::Source*& source() {
 
 // The stacks that are read without the GIL, for all who ask.
 struct Reading {
-  std::mutex mutex;
-  std::optional<std::chrono::steady_clock::time_point> begun;  // the latest one
-  uint64_t holds = 0;  // number of times that an asking thread has got the GIL
-  std::string lines;   // read since then
+  Mutex mutex;
+  // The latest one.
+  std::optional<std::chrono::steady_clock::time_point> begun GUARDED_BY(mutex);
+  // Number of times that an asking thread has got the GIL.
+  uint64_t holds GUARDED_BY(mutex) = 0;
+  std::string lines GUARDED_BY(mutex);  // read since then
 };
 Reading& reading() {
   static PerProcess<Reading> ofProcess;
@@ -62,7 +64,7 @@ Reading& reading() {
 // Forgets what has been read: the GIL has changed hands.
 void forgetReading() {
   auto& known = reading();
-  std::lock_guard lock(known.mutex);
+  LockGuard lock(known.mutex);
   ++known.holds;
   known.lines.clear();
 }
@@ -71,7 +73,7 @@ void forgetReading() {
 // a second. Does nothing if a reading has begun within kReading.
 void beginReading() {
   auto& known = reading();
-  std::unique_lock lock(known.mutex);
+  UniqueLock lock(known.mutex);
   const auto now = std::chrono::steady_clock::now();
   auto unfinished = ExitGuard::begin();
   if (!unfinished || (known.begun && now - *known.begun < PythonStackDump::kReading)) {
@@ -80,7 +82,7 @@ void beginReading() {
   known.begun = now;
   const auto read = [unfinished, &known, holds = known.holds] {
     auto lines = source()->askWithoutGil();
-    std::lock_guard locked(known.mutex);
+    LockGuard locked(known.mutex);
     if (holds == known.holds) {
       known.lines = std::move(lines);
     }
@@ -115,8 +117,8 @@ struct PythonStackDump::State {
   std::atomic<pid_t> thread{0};
   std::atomic<long> slept{0};
   std::atomic<bool> hasGil{false};
-  std::mutex mutex;
-  std::optional<Told> told;
+  Mutex mutex;
+  std::optional<Told> told GUARDED_BY(mutex);
 };
 
 void PythonStackDump::setSource(Source set) {
@@ -149,7 +151,7 @@ PythonStackDump::PythonStackDump(Stacks stacks)
             forgetReading();
           });
           stacks.clear();
-          std::lock_guard lock(state->mutex);
+          LockGuard lock(state->mutex);
           state->told = std::move(told);
         });
   } catch (const std::system_error&) {
@@ -162,7 +164,7 @@ PythonStackDump::PythonStackDump(Stacks stacks)
 }
 
 bool PythonStackDump::answered() const {
-  std::lock_guard lock(state_->mutex);
+  LockGuard lock(state_->mutex);
   return state_->told.has_value();
 }
 
@@ -185,7 +187,7 @@ bool PythonStackDump::gilIsHeld() const {
 
 PythonStackDump::Told PythonStackDump::tell() const {
   {
-    std::lock_guard lock(state_->mutex);
+    LockGuard lock(state_->mutex);
     if (state_->told) {
       return *state_->told;
     }
@@ -200,7 +202,7 @@ PythonStackDump::Told PythonStackDump::tell() const {
 
 std::string PythonStackDump::seenWithoutGil() {
   auto& known = reading();
-  std::lock_guard lock(known.mutex);
+  LockGuard lock(known.mutex);
   return known.lines;
 }
 

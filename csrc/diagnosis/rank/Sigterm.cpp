@@ -8,9 +8,9 @@
 #include <cerrno>
 #include <cstddef>
 #include <exception>
-#include <mutex>
 #include <utility>
 
+#include "base/Mutex.hpp"
 #include "base/NeverDestroyed.hpp"
 #include "base/Thread.hpp"
 #include "monitor/Monitor.hpp"
@@ -43,7 +43,7 @@ std::atomic<bool> allowed{true};
 std::array<struct sigaction, 8> known;
 std::atomic<size_t> latest{0};
 
-std::mutex installing;
+Mutex installing;
 std::function<void(const Kept&)>& teller() {
   static auto& set = neverDestroyed<std::function<void(const Kept&)>>();
   return set;
@@ -170,7 +170,8 @@ void send() {
 
 // Does what is due, in the monitor's thread.
 void check(Clock::time_point now) noexcept {
-  static Clock::time_point lookedAt{};  // of the monitor's thread
+  monitorThread.check();
+  static Clock::time_point lookedAt GUARDED_BY(monitorThread){};
   if (owner.load(std::memory_order_acquire) != getpid()) {
     return;
   }
@@ -194,7 +195,7 @@ void check(Clock::time_point now) noexcept {
 }  // namespace
 
 void install(std::function<void(const Kept&)> tell) {
-  std::lock_guard lock(installing);
+  LockGuard lock(installing);
   if (!allowed || owner == getpid()) {
     return;
   }

@@ -7,11 +7,11 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <exception>
-#include <mutex>
 #include <set>
 #include <thread>
 #include <utility>
 
+#include "base/Mutex.hpp"
 #include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
 #include "diagnosis/status/Folder.hpp"
@@ -65,7 +65,7 @@ class Turns {
   // Takes the turn if it is free. Returns whether this process answers for its host: it has the
   // turn, or the process with the turn is stopped.
   bool have(const Folder& folder, const std::string& store) {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     if (file_ < 0) {
       file_ =
           open((folder.path() + "/turns").c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
@@ -82,7 +82,7 @@ class Turns {
   }
 
   void leave(const std::string& store) {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     const auto wanted = lockOf(store, F_UNLCK);
     fcntl(file_, F_SETLK, &wanted);
   }
@@ -97,8 +97,8 @@ class Turns {
     return lock;
   }
 
-  std::mutex mutex_;
-  int file_ = -1;
+  Mutex mutex_;
+  int file_ GUARDED_BY(mutex_) = -1;
 };
 Turns& turns() {
   static PerProcess<Turns> ofProcess;
@@ -130,15 +130,16 @@ struct Hosts::State {
   const std::string store;
   const MakeBoard makeBoard;
   const uint32_t pid = host::processId();
-  std::mutex mutex;
+  Mutex mutex;
   std::condition_variable wake;
-  bool stop = false;
+  bool stop GUARDED_BY(mutex) = false;
 
-  // State of the latest question to the other hosts, guarded by `mutex`.
-  bool asking = false;  // a question's thread runs
-  uint64_t asked = 0;   // number of the open question; take() increments it to close the question
-  bool done = false;    // no more answers will arrive
-  Told told;
+  // State of the latest question to the other hosts.
+  bool asking GUARDED_BY(mutex) = false;  // a question's thread runs
+  // Number of the open question; take() increments it to close the question.
+  uint64_t asked GUARDED_BY(mutex) = 0;
+  bool done GUARDED_BY(mutex) = false;  // no more answers will arrive
+  Told told GUARDED_BY(mutex);
 
   // Answers the questions of other hosts until `stop`. Raises the store's errors.
   void listen() {
@@ -152,7 +153,7 @@ struct Hosts::State {
     int64_t heard = 0;
     Clock::time_point looked{};
     bool answers = false;
-    std::unique_lock lock(mutex);
+    UniqueLock lock(mutex);
     while (!stop) {
       lock.unlock();
       if (const auto now = Clock::now(); now - looked >= kTurn) {
@@ -174,7 +175,7 @@ struct Hosts::State {
         }
       }
       lock.lock();
-      wake.wait_for(lock, answers ? kStoreLook : kTurn, [&] { return stop; });
+      wake.wait_for(lock, answers ? kStoreLook : kTurn, [&]() REQUIRES(mutex) { return stop; });
     }
   }
 
@@ -239,13 +240,13 @@ struct Hosts::State {
 
   // Waits for `time`. Returns false at once if another question is asked, or this one is over.
   bool staysOpen(uint64_t question, std::chrono::microseconds time) {
-    std::unique_lock lock(mutex);
-    return !wake.wait_for(lock, time, [&] { return question != asked; });
+    UniqueLock lock(mutex);
+    return !wake.wait_for(lock, time, [&]() REQUIRES(mutex) { return question != asked; });
   }
 
   void publish(uint64_t question, const Told& found, bool all) {
     {
-      std::lock_guard lock(mutex);
+      LockGuard lock(mutex);
       if (question != asked) {
         return;
       }
@@ -273,7 +274,7 @@ Hosts::~Hosts() {
     return;  // a forked child; a thread of the parent may have held the lock
   }
   {
-    std::lock_guard lock(state_->mutex);
+    LockGuard lock(state_->mutex);
     state_->stop = true;
   }
   state_->wake.notify_all();
@@ -284,9 +285,9 @@ const std::string& Hosts::store() const {
 }
 
 void Hosts::ask(Clock::time_point until) {
-  std::unique_lock lock(state_->mutex);
   auto& state = *state_;
-  state.wake.wait_for(lock, kLeaving, [&] { return !state.asking; });
+  UniqueLock lock(state.mutex);
+  state.wake.wait_for(lock, kLeaving, [&]() REQUIRES(state.mutex) { return !state.asking; });
   const auto question = ++state.asked;
   state.told = Told();
   state.told.unreached.push_back({"other hosts", "the job's store has not answered"});
@@ -307,7 +308,7 @@ void Hosts::ask(Clock::time_point until) {
       self->publish(question, wrong, true);
     }
     {
-      std::lock_guard lock(self->mutex);
+      LockGuard lock(self->mutex);
       self->asking = false;
     }
     self->wake.notify_all();
@@ -317,9 +318,9 @@ void Hosts::ask(Clock::time_point until) {
 
 Hosts::Told Hosts::take(
     Clock::time_point until, const std::function<bool(const HostStatus&)>& enough) {
-  std::unique_lock lock(state_->mutex);
+  UniqueLock lock(state_->mutex);
   size_t seen = 0;
-  state_->wake.wait_until(lock, until, [&] {
+  state_->wake.wait_until(lock, until, [&]() REQUIRES(state_->mutex) {
     bool over = state_->done;
     for (; seen < state_->told.hosts.size(); ++seen) {
       over = enough(state_->told.hosts[seen]) || over;

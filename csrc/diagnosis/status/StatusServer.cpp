@@ -14,11 +14,11 @@
 #include <functional>
 #include <list>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <utility>
 
+#include "base/Mutex.hpp"
 #include "base/NeverDestroyed.hpp"
 #include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
@@ -75,11 +75,12 @@ struct AtFork {
 };
 
 struct Slot {
-  std::mutex mutex;
-  std::weak_ptr<StatusServer> server;
-  const StatusServer* latest = nullptr;  // owner of the files
-  bool told = false;                     // it was reported that no server runs
-  bool toldOfRas = false;                // it was reported that RAS clients get no answer
+  Mutex mutex;
+  std::weak_ptr<StatusServer> server GUARDED_BY(mutex);
+  const StatusServer* latest GUARDED_BY(mutex) = nullptr;  // owner of the files
+  bool told GUARDED_BY(mutex) = false;                     // it was reported that no server runs
+  // It was reported that RAS clients get no answer.
+  bool toldOfRas GUARDED_BY(mutex) = false;
 };
 Slot& slot() {
   static PerProcess<Slot> ofProcess;
@@ -87,9 +88,9 @@ Slot& slot() {
 }
 
 struct Places {
-  std::mutex mutex;
-  std::string folder;
-  std::string ras;
+  Mutex mutex;
+  std::string folder GUARDED_BY(mutex);
+  std::string ras GUARDED_BY(mutex);
 };
 Places& places() {
   static Places& named = neverDestroyed<Places>();
@@ -97,12 +98,12 @@ Places& places() {
 }
 std::string rasAddress() {
   auto& named = places();
-  std::lock_guard lock(named.mutex);
+  LockGuard lock(named.mutex);
   return named.ras;
 }
 
 // Reports once that RAS clients get no answer, and why.
-void tellNoRas(Slot& known, const std::string& why) {
+void tellNoRas(Slot& known, const std::string& why) REQUIRES(known.mutex) {
   if (!std::exchange(known.toldOfRas, true)) {
     printLine(
         "torchcomms_pg: process " + std::to_string(host::processId()) +
@@ -144,9 +145,11 @@ struct StatusServer::State {
   FileDescriptor wake;
   std::atomic<bool> stop{false};
 
-  std::mutex mutex;
-  std::map<uint64_t, std::string> done;        // answers about the job, by client's number
-  std::optional<std::vector<RasPeer>> looked;  // result of a look at the job's processes
+  Mutex mutex;
+  // Answers about the job, by client's number.
+  std::map<uint64_t, std::string> done GUARDED_BY(mutex);
+  // Result of a look at the job's processes.
+  std::optional<std::vector<RasPeer>> looked GUARDED_BY(mutex);
 
   // State of the server's thread.
   Clients clients;
@@ -290,7 +293,7 @@ struct StatusServer::State {
         }
         return true;
       case Phase::awaitsJob: {
-        std::lock_guard lock(mutex);
+        LockGuard lock(mutex);
         if (auto text = done.extract(client.number)) {
           --jobs;
           answer(client, text.mapped(), now);
@@ -377,7 +380,7 @@ struct StatusServer::State {
     const auto now = Clock::now();
     std::optional<std::vector<RasPeer>> seen;
     {
-      std::lock_guard lock(mutex);
+      LockGuard lock(mutex);
       seen.swap(looked);
     }
     if (seen) {
@@ -410,7 +413,7 @@ struct StatusServer::State {
             // The folder cannot be read. The next look tries again.
           }
           {
-            std::lock_guard lock(self->mutex);
+            LockGuard lock(self->mutex);
             self->looked = std::move(found);
           }
           self->notify();
@@ -474,7 +477,7 @@ struct StatusServer::State {
           text = refusal(ofRas, error.what());
         }
         {
-          std::lock_guard lock(self->mutex);
+          LockGuard lock(self->mutex);
           self->done[number] = std::move(text);
         }
         self->notify();
@@ -514,25 +517,25 @@ struct StatusServer::State {
 
 void StatusServer::setFolder(const std::string& path) {
   auto& named = places();
-  std::lock_guard lock(named.mutex);
+  LockGuard lock(named.mutex);
   named.folder = path;
 }
 
 std::string StatusServer::folder() {
   auto& named = places();
-  std::lock_guard lock(named.mutex);
+  LockGuard lock(named.mutex);
   return named.folder;
 }
 
 void StatusServer::setRasAddress(const std::string& address) {
   auto& named = places();
-  std::lock_guard lock(named.mutex);
+  LockGuard lock(named.mutex);
   named.ras = address;
 }
 
 std::shared_ptr<StatusServer> StatusServer::of(const Duties& duties) {
   auto& known = slot();
-  std::lock_guard lock(known.mutex);
+  LockGuard lock(known.mutex);
   if (folder().empty()) {
     if (!rasAddress().empty()) {
       tellNoRas(known, "it tells of the status, which TORCHCOMMS_PG_STATUS turns off");
@@ -589,7 +592,7 @@ StatusServer::~StatusServer() {
   }
   auto& known = slot();
   {
-    std::lock_guard lock(known.mutex);
+    LockGuard lock(known.mutex);
     if (known.latest == this) {
       known.latest = nullptr;
       state_->folder.remove();
@@ -615,7 +618,7 @@ void StatusServer::removeAtExit() noexcept {
   auto& known = slot();
   std::shared_ptr<StatusServer> server;
   {
-    std::lock_guard lock(known.mutex);
+    LockGuard lock(known.mutex);
     server = known.server.lock();
   }
   if (server) {

@@ -43,7 +43,7 @@ void Meeting::append(char what) {
 }
 
 void Meeting::come() {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   if (!listed_ && !left_) {
     append(kComes);
     listed_ = true;
@@ -51,7 +51,7 @@ void Meeting::come() {
 }
 
 void Meeting::leave() {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   left_ = true;
   if (std::exchange(listed_, false)) {
     append(kLeaves);
@@ -60,7 +60,7 @@ void Meeting::leave() {
 }
 
 std::set<int64_t> Meeting::ranks() {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   std::set<int64_t> come;
   if (!listed_) {
     return come;

@@ -6,10 +6,10 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 
+#include "base/Mutex.hpp"
 #include "diagnosis/store/StoreServer.hpp"
 
 namespace torchcomms_pg {
@@ -40,16 +40,17 @@ class Meeting {
   uint64_t id() const;
 
  private:
-  c10d::Store& store();  // called with mutex_ held
-  void append(char what);
+  c10d::Store& store() REQUIRES(mutex_);
+  void append(char what) REQUIRES(mutex_);
 
   const MeetingPlace place_;
   const int64_t rank_;
   const std::shared_ptr<StoreServer> server_;
-  std::mutex mutex_;
-  c10::intrusive_ptr<c10d::TCPStore> store_;  // a connection of this object's own
-  bool listed_ = false;
-  bool left_ = false;
+  Mutex mutex_;
+  // A connection of this object's own.
+  c10::intrusive_ptr<c10d::TCPStore> store_ GUARDED_BY(mutex_);
+  bool listed_ GUARDED_BY(mutex_) = false;
+  bool left_ GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace torchcomms_pg

@@ -7,10 +7,11 @@
 #include <algorithm>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "base/Mutex.hpp"
 
 namespace torchcomms_pg {
 
@@ -41,7 +42,7 @@ class PerStore {
  public:
   // Returns the T of the job's store, and makes it with `make` if it does not exist.
   std::shared_ptr<T> of(const c10::intrusive_ptr<c10d::Store>& store, auto make) {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     std::erase_if(all_, [](const auto& each) { return each.second.expired(); });
     auto& slot = all_[store.get()];
     auto known = slot.lock();
@@ -55,7 +56,7 @@ class PerStore {
   // Returns every existing T.
   std::vector<std::shared_ptr<T>> all() {
     std::vector<std::shared_ptr<T>> held;
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     for (const auto& [store, each] : all_) {
       if (auto known = each.lock()) {
         held.push_back(std::move(known));
@@ -65,8 +66,8 @@ class PerStore {
   }
 
  private:
-  std::mutex mutex_;
-  std::map<c10d::Store*, std::weak_ptr<T>> all_;
+  Mutex mutex_;
+  std::map<c10d::Store*, std::weak_ptr<T>> all_ GUARDED_BY(mutex_);
 };
 
 }  // namespace torchcomms_pg

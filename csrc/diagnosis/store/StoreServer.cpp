@@ -23,8 +23,8 @@ namespace {
 constexpr int kConnectingMs = 2000;
 
 struct Servers {
-  std::mutex mutex;
-  std::map<std::pair<std::string, uint16_t>, std::weak_ptr<StoreServer>> all;
+  Mutex mutex;
+  std::map<std::pair<std::string, uint16_t>, std::weak_ptr<StoreServer>> all GUARDED_BY(mutex);
 };
 
 struct FreeAddresses {
@@ -82,7 +82,7 @@ std::shared_ptr<StoreServer> StoreServer::of(const c10::intrusive_ptr<c10d::Stor
 std::shared_ptr<StoreServer> StoreServer::at(const std::string& host, uint16_t port) {
   static PerProcess<Servers> ofProcess;
   auto& servers = ofProcess.get();
-  std::lock_guard lock(servers.mutex);
+  LockGuard lock(servers.mutex);
   std::erase_if(servers.all, [](const auto& each) { return each.second.expired(); });
   auto& slot = servers.all[{host, port}];
   auto known = slot.lock();
@@ -94,7 +94,7 @@ std::shared_ptr<StoreServer> StoreServer::at(const std::string& host, uint16_t p
 }
 
 void StoreServer::check() {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   if (connection_ && isOpen(connection_)) {
     return;
   }

@@ -5,11 +5,11 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 
 #include "base/FileDescriptor.hpp"
+#include "base/Mutex.hpp"
 
 namespace torchcomms_pg {
 
@@ -35,8 +35,8 @@ class StoreServer {
  private:
   const std::string host_;
   const uint16_t port_;
-  std::mutex mutex_;
-  FileDescriptor connection_;
+  Mutex mutex_;
+  FileDescriptor connection_ GUARDED_BY(mutex_);
 };
 
 }  // namespace torchcomms_pg

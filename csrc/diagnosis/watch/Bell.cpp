@@ -4,11 +4,11 @@
 #include <condition_variable>
 #include <exception>
 #include <map>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/Mutex.hpp"
 #include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
 #include "diagnosis/store/StoreBoard.hpp"
@@ -34,11 +34,12 @@ std::string keyOfRing(int64_t number) {
 }  // namespace
 
 struct Bell::State {
-  std::mutex mutex;
+  Mutex mutex;
   std::condition_variable wake;
-  std::multimap<std::string, std::weak_ptr<HangDiagnosis>> listeners;  // by group
-  std::vector<uint64_t> rings;                                         // groups to ring for
-  bool stop = false;
+  // By group.
+  std::multimap<std::string, std::weak_ptr<HangDiagnosis>> listeners GUARDED_BY(mutex);
+  std::vector<uint64_t> rings GUARDED_BY(mutex);  // groups to ring for
+  bool stop GUARDED_BY(mutex) = false;
 
   // State of the bell's thread.
   int64_t heard = 0;  // number of rings that were handled
@@ -46,7 +47,7 @@ struct Bell::State {
 
   void run(SharedBoard& board) {
     heard = board.add(kCount, 0);
-    std::unique_lock lock(mutex);
+    UniqueLock lock(mutex);
     while (!stop) {
       const auto due = std::exchange(rings, {});
       lock.unlock();
@@ -55,7 +56,7 @@ struct Bell::State {
       }
       look(board);
       lock.lock();
-      wake.wait_for(lock, kBetweenLooks, [&] { return stop || !rings.empty(); });
+      wake.wait_for(lock, kBetweenLooks, [&]() REQUIRES(mutex) { return stop || !rings.empty(); });
     }
   }
 
@@ -73,7 +74,7 @@ struct Bell::State {
   void notify(const std::string& group) {
     std::vector<std::shared_ptr<HangDiagnosis>> found;
     {
-      std::lock_guard lock(mutex);
+      LockGuard lock(mutex);
       for (auto [each, end] = listeners.equal_range(group); each != end; ++each) {
         if (auto diagnosis = each->second.lock()) {
           found.push_back(std::move(diagnosis));
@@ -105,21 +106,21 @@ Bell::Bell(c10::intrusive_ptr<c10d::Store> store) : state_(std::make_shared<Stat
 
 Bell::~Bell() {
   {
-    std::lock_guard lock(state_->mutex);
+    LockGuard lock(state_->mutex);
     state_->stop = true;
   }
   state_->wake.notify_all();
 }
 
 void Bell::listen(uint64_t group, const std::shared_ptr<HangDiagnosis>& diagnosis) {
-  std::lock_guard lock(state_->mutex);
+  LockGuard lock(state_->mutex);
   std::erase_if(state_->listeners, [](const auto& known) { return known.second.expired(); });
   state_->listeners.emplace(std::to_string(group), diagnosis);
 }
 
 void Bell::ring(uint64_t group) {
   {
-    std::lock_guard lock(state_->mutex);
+    LockGuard lock(state_->mutex);
     state_->rings.push_back(group);
   }
   state_->wake.notify_all();

@@ -1,9 +1,9 @@
 #include "diagnosis/watch/WaitedWork.hpp"
 
 #include <algorithm>
-#include <mutex>
 #include <vector>
 
+#include "base/Mutex.hpp"
 #include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
 
@@ -16,8 +16,8 @@ struct Waiting {
   GroupActivity::Waiter waiter;
 };
 struct AllWaiting {
-  std::mutex mutex;
-  std::vector<Waiting> all;  // one for each waiting thread: few
+  Mutex mutex;
+  std::vector<Waiting> all GUARDED_BY(mutex);  // one for each waiting thread: few
 };
 AllWaiting& waiting() {
   static PerProcess<AllWaiting> ofProcess;
@@ -29,13 +29,13 @@ AllWaiting& waiting() {
 WaitedWork::WaitedWork(const c10d::Work* work) : work_(work) {
   const GroupActivity::Waiter waiter{threadNumber(), Clock::now()};
   auto& known = waiting();
-  std::lock_guard lock(known.mutex);
+  LockGuard lock(known.mutex);
   known.all.push_back({work, waiter});
 }
 
 WaitedWork::~WaitedWork() {
   auto& known = waiting();
-  std::lock_guard lock(known.mutex);
+  LockGuard lock(known.mutex);
   // The last one, since a wait may run Python's handlers of signals, which wait themselves.
   const auto own =
       std::ranges::find_if(known.all.rbegin(), known.all.rend(), [&](const auto& each) {
@@ -48,7 +48,7 @@ WaitedWork::~WaitedWork() {
 
 GroupActivity::Waiter WaitedWork::waiterFor(const c10d::Work* work) {
   auto& known = waiting();
-  std::lock_guard lock(known.mutex);
+  LockGuard lock(known.mutex);
   const auto found = std::ranges::find(known.all, work, &Waiting::work);
   return found == known.all.end() ? GroupActivity::Waiter{} : found->waiter;
 }

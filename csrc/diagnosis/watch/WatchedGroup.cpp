@@ -154,7 +154,7 @@ void WatchedGroup::open(const c10::intrusive_ptr<c10d::Store>& store, bool compa
   options.describeSilent = [processes](int peer) { return describe(*processes, peer); };
   options.goesOn = true;
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     store_ = own;
   }
   auto diagnosis = HangDiagnosis::open(std::make_unique<StoreBoard>(own), std::move(options));
@@ -203,7 +203,7 @@ void WatchedGroup::close() {
   bell_.store({});
   status_.store({});
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     store_.reset();
     told_.clear();  // the list of operations in flight keeps them
   }
@@ -227,7 +227,7 @@ std::shared_ptr<WatchedOp> WatchedGroup::begin(
   begun->setEntry(inFlight_.add(begun->operation(), begun));
   if (told) {
     begun->setCounted();
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     ++calls_;
   }
   return begun;
@@ -277,7 +277,7 @@ void WatchedGroup::leave(
   bool ended = !work;
   const auto key = told && work ? completionKey(*work) : 0;
   if (told) {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     ended = ended || early_.erase(key) > 0 || closed();
     if (!ended && key != 0) {
       told_.emplace(key, op);
@@ -379,7 +379,7 @@ void WatchedGroup::pass(std::shared_ptr<WatchedOp> op, Clock::time_point now) {
 }
 
 EventPoller& WatchedGroup::watchOn(c10::Device device) {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   for (const auto& [known, watch] : devices_) {
     if (known == device) {
       return *watch;
@@ -400,7 +400,7 @@ void WatchedGroup::endCall(WatchedOp& op) {
 
 void WatchedGroup::discard(WatchedOp& op) {
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     endCall(op);
   }
   if (op.takeEnd()) {
@@ -413,7 +413,7 @@ void WatchedGroup::discard(WatchedOp& op) {
 void WatchedGroup::completed(const latest::CompletionHookArgs& args) {
   std::shared_ptr<WatchedOp> op;
   {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     if (auto found = told_.extract(args.completionKey)) {
       op = std::move(found.mapped());
     } else if (calls_ > 0) {
@@ -524,8 +524,10 @@ std::optional<Clock::time_point> WatchedGroup::begun(
 
 bool WatchedGroup::forgetRaised(Clock::time_point now, bool wanted) {
   bool known = true;
-  const auto inCalls = operations(
-      [&](const WatchedOp& op) { return !op.returned() && (wanted || op.looksAgain(now)); });
+  const auto inCalls = operations([&](const WatchedOp& op) {
+    monitorThread.check();
+    return !op.returned() && (wanted || op.looksAgain(now));
+  });
   for (const auto& op : inCalls) {
     const auto inCall = op->inCall(now);
     if (inCall == false) {
@@ -537,7 +539,7 @@ bool WatchedGroup::forgetRaised(Clock::time_point now, bool wanted) {
 }
 
 c10::intrusive_ptr<c10d::Store> WatchedGroup::store() const {
-  std::lock_guard lock(mutex_);
+  LockGuard lock(mutex_);
   return store_;
 }
 
@@ -550,7 +552,7 @@ void WatchedGroup::leave(const std::string& how) noexcept {
         endAsked(*op, *end);
       }
     }
-    std::unique_lock lock(mutex_);
+    UniqueLock lock(mutex_);
     const auto told = failureTold_;
     lock.unlock();
     if (told.valid()) {
@@ -566,7 +568,7 @@ void WatchedGroup::leave(const std::string& how) noexcept {
 
 void WatchedGroup::tellFailure(const Operation& op) noexcept {
   try {
-    std::lock_guard lock(mutex_);
+    LockGuard lock(mutex_);
     auto unfinished = ExitGuard::begin();
     if (!store_ || failureTold_.valid() || !unfinished) {
       return;

@@ -7,7 +7,6 @@
 #include <chrono>
 #include <future>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "base/AtomicShared.hpp"
+#include "base/Mutex.hpp"
 #include "base/TorchCompat.hpp"
 #include "comm/OwnProcess.hpp"
 #include "comm/RecordedOp.hpp"
@@ -100,7 +100,7 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
     return diagnosis ? diagnosis->standingVerdict().parting : "";
   }
 
-  void check(Clock::time_point now) noexcept override;
+  void check(Clock::time_point now) noexcept REQUIRES(monitorThread) override;
   void abortInFlight(const char*) noexcept override {}
   std::string failureMessage() const override { return ""; }
 
@@ -114,7 +114,7 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
       Clock::duration lasted,
       Clock::time_point now);
   EventPoller& watchOn(c10::Device device);
-  void endCall(WatchedOp& op);  // called with mutex_ held
+  void endCall(WatchedOp& op) REQUIRES(mutex_);
   void askLater(const std::shared_ptr<WatchedOp>& op, c10::Device device);
   void askWaiting();
   // Returns the operations in flight for which `chosen` is true.
@@ -127,7 +127,7 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   // Forgets operations whose calls have raised, which no hook reports: asks Python now and then
   // about calls that have not returned, and about all of them if `wanted`. Returns false while
   // Python is being asked.
-  bool forgetRaised(Clock::time_point now, bool wanted);
+  bool forgetRaised(Clock::time_point now, bool wanted) REQUIRES(monitorThread);
   void dump();
   // Has the process say, once, why an operation of the group has ended with an error, as far as
   // other ranks are the reason, and write its latest operations.
@@ -155,19 +155,22 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
 
   std::atomic<bool> asking_{false};  // the device's thread polls operations that threads wait for
 
-  mutable std::mutex mutex_;
-  c10::intrusive_ptr<c10d::Store> store_;  // the group's part; null if closed or not opened
+  mutable Mutex mutex_;
+  // The group's part; null if closed or not opened.
+  c10::intrusive_ptr<c10d::Store> store_ GUARDED_BY(mutex_);
   // Operations whose completion the backend reports, and the keys of completions that it reported
   // before the call returned.
-  std::unordered_map<uint64_t, std::shared_ptr<WatchedOp>> told_;
-  std::unordered_set<uint64_t> early_;
-  int calls_ = 0;                         // number of their calls that have not returned
-  std::shared_future<void> failureTold_;  // valid once tellFailure() has been called
-  std::vector<std::pair<c10::Device, EventPoller*>> devices_;  // joined devices
+  std::unordered_map<uint64_t, std::shared_ptr<WatchedOp>> told_ GUARDED_BY(mutex_);
+  std::unordered_set<uint64_t> early_ GUARDED_BY(mutex_);
+  int calls_ GUARDED_BY(mutex_) = 0;  // number of their calls that have not returned
+  // Valid once tellFailure() has been called.
+  std::shared_future<void> failureTold_ GUARDED_BY(mutex_);
+  // Joined devices.
+  std::vector<std::pair<c10::Device, EventPoller*>> devices_ GUARDED_BY(mutex_);
 
-  // State of the monitor's thread.
   StandingVerdicts verdicts_{*this};
-  std::optional<Clock::time_point> wantedAt_;  // time since when calls that have raised matter
+  // Time since when calls that have raised matter.
+  std::optional<Clock::time_point> wantedAt_ GUARDED_BY(monitorThread);
 };
 
 }  // namespace torchcomms_pg

@@ -3,13 +3,13 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <mutex>
 #include <string_view>
 #include <typeinfo>
 #include <utility>
 #include <vector>
 
 #include "base/ExitGuard.hpp"
+#include "base/Mutex.hpp"
 #include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
 #include "device/AcceleratorDevice.hpp"
@@ -27,14 +27,14 @@ constexpr Milliseconds kLatest{2000};
 
 // Works of ended operations, which wait to be released.
 struct Dropped {
-  std::mutex mutex;
-  std::vector<std::pair<ExitGuard, c10::intrusive_ptr<c10d::Work>>> works;
-  bool running = false;  // a thread is releasing the Works
+  Mutex mutex;
+  std::vector<std::pair<ExitGuard, c10::intrusive_ptr<c10d::Work>>> works GUARDED_BY(mutex);
+  bool running GUARDED_BY(mutex) = false;  // a thread is releasing the Works
 
   void run() {
     for (;;) {
       decltype(works) due;
-      std::lock_guard lock(mutex);
+      LockGuard lock(mutex);
       if (works.empty()) {
         running = false;
         return;
@@ -54,7 +54,7 @@ void dropDetached(c10::intrusive_ptr<c10d::Work> work) noexcept {
     return;
   }
   auto& dropped = ofProcess.get();
-  std::lock_guard lock(dropped.mutex);
+  LockGuard lock(dropped.mutex);
   try {
     dropped.works.emplace_back(*unfinished, std::move(work));
     if (!dropped.running) {

@@ -13,6 +13,7 @@
 #include "comm/InFlightOps.hpp"
 #include "comm/RecordedOp.hpp"
 #include "diagnosis/group/GroupActivity.hpp"
+#include "monitor/MonitorThread.hpp"
 #include "operation/Operation.hpp"
 #include "recorder/Stack.hpp"
 
@@ -74,11 +75,13 @@ class WatchedOp final {
 
   // Returns false if the operation's thread has left the call by an exception, so that no post hook
   // was called, and true if not, or if unknown. Returns nullopt while Python is being asked, which
-  // takes kQuestion at most. Only the monitor's thread calls this function and the next.
-  std::optional<bool> inCall(Clock::time_point now);
+  // takes kQuestion at most.
+  std::optional<bool> inCall(Clock::time_point now) REQUIRES(monitorThread);
   // Returns whether inCall() is due even without a diagnosis. The interval grows with the time
   // since the issue, since each question takes the GIL.
-  bool looksAgain(Clock::time_point now) const { return question_ || now >= nextLook_; }
+  bool looksAgain(Clock::time_point now) const REQUIRES(monitorThread) {
+    return question_ || now >= nextLook_;
+  }
   static constexpr Milliseconds kQuestion{1000};
 
   // Returns true to the first caller only, which must end the operation.
@@ -106,8 +109,8 @@ class WatchedOp final {
   std::atomic<Clock::rep> lastPending_{0};
   c10::intrusive_ptr<c10d::Work> work_;  // set before `returned_`, like `behind_`
   std::optional<c10::Event> behind_;     // event behind the operation in its stream
-  std::shared_ptr<Question> question_;   // of the monitor's thread, like `nextLook_`
-  Clock::time_point nextLook_;
+  std::shared_ptr<Question> question_ GUARDED_BY(monitorThread);
+  Clock::time_point nextLook_ GUARDED_BY(monitorThread);
 };
 
 }  // namespace torchcomms_pg
