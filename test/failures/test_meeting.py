@@ -72,7 +72,8 @@ def test_a_rank_that_never_comes_to_init_process_group_is_in_verdict_and_status(
         for rank in (0, 2):
             said = (
                 rf"verdict: init_process_group of 3 ranks, begun \S+ s ago on rank {rank} at "
-                r".*test_meeting.py:\d+ in rank_1_comes_late.*: rank 1 has not come\n"
+                r".*test_meeting.py:\d+ in rank_1_comes_late.*: "
+                r"(rank 1 has|ranks (0-1|1-2) have) not come\n"  # another one may be slow, too
             )
             assert wait_for(lambda r=rank, s=said: re.search(s, ranks.output(r)), SOON), (
                 ranks.output(rank)
@@ -92,7 +93,6 @@ def test_a_rank_that_never_comes_to_init_process_group_is_in_verdict_and_status(
         check(ranks.wait())
         over = "the verdict on init_process_group of 3 ranks is over: it has ended"
         assert wait_for(lambda: over in ranks.output(0), SOON), ranks.output(0)
-        assert "init_process_group" not in ranks.output(1)
 
 
 PROGRAM = textwrap.dedent(

@@ -1,6 +1,7 @@
 """The job's store when the rank that serves it has ended before the others."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -22,7 +23,7 @@ PROGRAM = textwrap.dedent(
     rank, backend, port, pid = int(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:])
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     if rank == 0:
-        print(store.port, flush=True)
+        print("port", store.port, flush=True)
     dist.init_process_group(backend, store=store, rank=rank, world_size=2)
     dist.all_reduce(torch.ones(1))
     dist.barrier()
@@ -57,10 +58,19 @@ def run(backend):
 
     try:
         first = start(0, backend, 0, 0)
-        port = first.stdout.readline().strip()
-        second = start(1, backend, port, first.pid)
+        said = ""
+        while not (port := re.search(r"^port (\d+)\n", said, re.MULTILINE)):
+            line = first.stdout.readline()  # also a warning of torch
+            assert line, said
+            said += line
+        second = start(1, backend, port[1], first.pid)
         first.communicate(timeout=limits.grown(PROGRAM_LIMIT))
         return second.communicate(timeout=limits.grown(PROGRAM_LIMIT))[0]
+    except subprocess.TimeoutExpired as error:
+        for program in programs:
+            end_tree(program.pid)
+        said = [program.communicate()[0] for program in programs]
+        raise AssertionError(f"{error}; rank 0 and rank 1 have said: {said}") from None
     finally:
         for program in programs:
             end_tree(program.pid)
