@@ -201,8 +201,8 @@ class StoreServer:
 def store_place(store: Store) -> tuple[str, int, str] | None:
     """Returns host and port of the store's server, and the keys' prefix; None without a server."""
 
-def end_wait(number: int) -> None:
-    """Records that the wait has ended."""
+def end_wait(number: int, joined: bool = False) -> None:
+    """Records that the wait has ended. `joined`: this rank has met the others."""
 
 def set_error_file(path: str) -> None:
     """Sets the file into which a failure is written for torchrun; "" for none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -26,13 +27,23 @@ _LONGEST = 60  # characters of a store's keys in a text
 
 @dataclass(frozen=True)
 class _Meeting:
-    """Where the ranks of an `init_process_group` meet: at their store's server, by `key`."""
+    """Where the ranks of an `init_process_group` meet: at their store's server, by `key`.
+
+    A process that initializes its default group once more finds another list under the key.
+    """
 
     rank: int
     size: int
     host: str
     port: int
-    key: str
+    where: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.where}/{_joins[self]}"
+
+
+_joins: Counter[_Meeting] = Counter()  # how often this process has joined the others there
 
 
 def install() -> None:
@@ -92,10 +103,12 @@ def _wait(
         meeting=(meeting.host, meeting.port, meeting.key) if meeting else None,
         rank=meeting.rank if meeting else -1,
     )
+    joined = False
     try:
         yield
+        joined = True
     finally:
-        _C.end_wait(number)
+        _C.end_wait(number, joined)
         _waiting.reset(token)
 
 
@@ -116,9 +129,21 @@ def _joined(original: Any, *args: Any, **kwargs: Any) -> Any:
     token = _joining.set(True)
     try:
         with _wait(text, list(range(meeting.size)), meets=True, meeting=meeting):
-            return original(*args, **kwargs)
+            result = original(*args, **kwargs)
+            _say_joined(meeting)
+            return result
     finally:
         _joining.reset(token)
+
+
+def _say_joined(meeting: _Meeting) -> None:
+    # A rank that is slower must not miss this one, which mostly has not been listed.
+    store = c10d._get_default_store()
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    with contextlib.suppress(RuntimeError):  # the process that serves the store has ended
+        store.append(meeting.key, f"+{meeting.rank}\n")
+    _joins[meeting] += 1
 
 
 def _meeting(given: dict[str, Any]) -> _Meeting | None:

@@ -322,7 +322,11 @@ void bindPythonStackDump(py::module_& module) {
       },
       py::arg("store"));
   module.def(
-      "end_wait", &other_waits::end, py::arg("number"), py::call_guard<py::gil_scoped_release>());
+      "end_wait",
+      &other_waits::end,
+      py::arg("number"),
+      py::arg("joined") = false,
+      py::call_guard<py::gil_scoped_release>());
   module.def("set_error_file", &error_file::set, py::arg("path"));
   module.def(
       "leave_word",

@@ -76,7 +76,7 @@ class Entry final : public Monitor::Watched, public std::enable_shared_from_this
   std::string failureMessage() const override { return ""; }
 
   // Prints that the wait has ended, if its verdict was printed.
-  void end() {
+  void end(bool joined) {
     bool printed = false;
     std::string written;
     {
@@ -94,7 +94,7 @@ class Entry final : public Monitor::Watched, public std::enable_shared_from_this
     }
     if (meeting_ && tried_) {
       try {
-        apart([meeting = meeting_] { meeting->leave(); });
+        apart([meeting = meeting_, joined] { meeting->leave(joined); });
       } catch (const std::exception&) {
         // No thread can be started: the list keeps this rank.
       }
@@ -256,7 +256,7 @@ uint64_t begin(OtherWait wait) {
   return known.last;
 }
 
-void end(uint64_t number) {
+void end(uint64_t number, bool joined) {
   std::shared_ptr<Entry> entry;
   {
     auto& known = entries();
@@ -266,7 +266,7 @@ void end(uint64_t number) {
     }
   }
   if (entry) {  // a forked child has none of its parent's waits
-    entry->end();
+    entry->end(joined);
   }
 }
 

@@ -28,7 +28,8 @@ struct OtherWait {
 
 // Records that a thread of this process begins to wait. Returns the number for end().
 uint64_t begin(OtherWait wait);
-void end(uint64_t number);
+// `joined`: this rank has joined the others of its meeting, and stays on the meeting's list.
+void end(uint64_t number, bool joined);
 
 // Returns what this process says, when SIGTERM ends it, of its longest wait of those for ranks that
 // have to come to the same wait and that began before `at`: "init_process_group of 3 ranks had

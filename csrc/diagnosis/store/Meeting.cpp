@@ -50,10 +50,10 @@ void Meeting::come() {
   }
 }
 
-void Meeting::leave() {
+void Meeting::leave(bool joined) {
   LockGuard lock(mutex_);
   left_ = true;
-  if (std::exchange(listed_, false)) {
+  if (std::exchange(listed_, false) && !joined) {
     append(kLeaves);
   }
   store_.reset();

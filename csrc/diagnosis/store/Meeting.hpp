@@ -30,8 +30,9 @@ class Meeting {
 
   // Adds this rank to the list, once.
   void come();
-  // Removes the rank again. come() has no effect any more.
-  void leave();
+  // Ends this rank's part: come() has no effect any more. Removes the rank from the list, unless it
+  // has joined the others: a slower rank must not miss it.
+  void leave(bool joined);
   // Returns the ranks on the list. Some of them may have died since.
   std::set<int64_t> ranks();
 
