@@ -136,6 +136,57 @@ def test_a_branch_that_went_against_its_habit_is_named_a_thousand_operations_lat
     assert [flow.line(found.branch.place)] == marked(path)
 
 
+class Counting(branches.Recorder):
+    """Counts the calls of the recorder's callback."""
+
+    events = 0
+
+    def _noter(self, disable):
+        note = super()._noter(disable)
+
+        def counted(*args):
+            self.events += 1
+            return note(*args)
+
+        return counted
+
+
+LIBRARY = """
+def look_up(items):
+    for item in items:
+        if item > 3:
+            pass
+"""
+STEPS = """
+def train(steps, items):
+    for step in range(steps):
+        if step % 2:
+            pass
+        look_up(items)
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring is of Python 3.12")
+def test_a_step_costs_an_event_for_each_of_its_branches_and_none_in_libraries():
+    names = {}
+    exec(compile(LIBRARY, "library.py", "exec"), names)
+    exec(compile(STEPS, "program.py", "exec"), names)
+    recorder = Counting("program.py".__eq__)
+    assert recorder.start()
+    try:
+        counts = []
+        for steps in (100, 200):
+            before = recorder.events
+            names["train"](steps, range(10))
+            counts.append(recorder.events - before)
+    finally:
+        recorder.stop()
+    # Two branches a step, and the end of the loop. Of the library's, which go another way 2,000
+    # times in all, each way is reported once.
+    assert 200 <= counts[0] <= 215
+    assert 400 <= counts[1] <= 402
+
+
 # Programs whose partings are of different kinds.
 ON_RANKS = [
     "early_return",
