@@ -19,6 +19,7 @@ from harness import ROOT
 from harness.programs import end_tree
 from harness.rank_process import receive, report
 from harness.ranks import Ranks, check, connect_store, wait_for
+from torchcomms_pg import _C
 from torchcomms_pg.status.__main__ import main
 
 pytestmark = pytest.mark.beyond_gloo
@@ -67,7 +68,8 @@ def test_a_rank_that_never_comes_to_init_process_group_is_in_verdict_and_status(
 ):
     settings = {"TORCHCOMMS_PG_STATUS": folder, "TORCHCOMMS_PG_VERDICT_AFTER": str(AFTER)}
     with Ranks(3, init=False, env=settings) as ranks:
-        ranks.start(rank_1_comes_late, ranks.store_args(), 3, backend)
+        args = ranks.store_args()
+        ranks.start(rank_1_comes_late, args, 3, backend)
         ranks.wait_report(1)
         for rank in (0, 2):
             said = (
@@ -93,6 +95,12 @@ def test_a_rank_that_never_comes_to_init_process_group_is_in_verdict_and_status(
         check(ranks.wait())
         over = "the verdict on init_process_group of 3 ranks is over: it has ended"
         assert wait_for(lambda: over in ranks.output(0), SOON), ranks.output(0)
+        # A rank that is still there does not miss those that are through, however fast they were.
+        store = connect_store(*args)
+        host, port, prefix = _C.store_place(store)
+        server = dist.TCPStore(host, port, is_master=False)
+        listed = server.get(f"torchcomms_pg/came/0/{prefix}/0").decode().split()
+        assert set(listed) == {"+0", "+1", "+2"}, listed
 
 
 PROGRAM = textwrap.dedent(
