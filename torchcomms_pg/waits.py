@@ -142,7 +142,7 @@ def _say_joined(meeting: _Meeting) -> None:
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     with contextlib.suppress(RuntimeError):  # the process that serves the store has ended
-        store.append(meeting.key, f"+{meeting.rank}\n")
+        store.append(meeting.key, f"+{meeting.rank}\n")  # type: ignore[attr-defined]
     _joins[meeting] += 1
 
 
