@@ -29,6 +29,7 @@ def blocks():
 
 
 BLOCKS = blocks()
+LIMIT = 270  # seconds for a program: torchrun and two ranks import torch
 GROUP = "import torch.distributed as dist\ndist.init_process_group('torchcomms')\n"
 END = "dist.destroy_process_group()\n"
 COMM = "import torch, torchcomms_pg\ncomm = torchcomms_pg.new_comm('shm', 'cpu')\n"
@@ -206,6 +207,7 @@ def test_each_block_of_the_pages_runs_or_says_why_not():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_blocks_of_python_run_as_written_on_two_ranks(tmp_path):
     parts = [before + BLOCKS[block][1] + after for block, (before, after) in ON_RANKS.items()]
     program = tmp_path / "blocks.py"
@@ -214,12 +216,23 @@ def test_blocks_of_python_run_as_written_on_two_ranks(tmp_path):
         "    exec(compile(part, part.splitlines()[-1], 'exec'), {})\n"
         "    sys.stdout.flush()\nprint('all have run')\n"
     )
-    done = run_python(
-        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program),
-        TORCH_FR_DUMP_TEMP_FILE=str(tmp_path / "dump_"),
+    done = run_program(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            program,
+        ],
+        timeout=LIMIT,
+        cwd=ROOT,
+        env={**os.environ, "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "dump_")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("all have run") == 2, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("all have run") == 2, done.stdout
     assert {"dump_0", "dump_1"} <= set(os.listdir(tmp_path))
 
 
@@ -237,6 +250,7 @@ def shown(tmp_path, page, command):
     (tmp_path / "train.py").write_text(program)
     done = run_program(
         [sys.executable, *arguments],
+        timeout=LIMIT,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -246,6 +260,7 @@ def shown(tmp_path, page, command):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_page_of_async_checks_shows_a_run(tmp_path):
     said, output = shown(
         tmp_path,
@@ -256,6 +271,7 @@ def test_the_page_of_async_checks_shows_a_run(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_page_of_plans_shows_a_run(tmp_path):
     said, output = shown(
         tmp_path,
