@@ -94,6 +94,7 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
   bindErrors(module);
   bindWork(module);
   bindLateWork(module);
+  bindOperatorGate(module);
   bindInterrupts();
   bindHooks(module);
   bindCommunicator(module);

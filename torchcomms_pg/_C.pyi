@@ -8,6 +8,7 @@ from torch._C._distributed_c10d import Backend as _C10dBackend
 from torch._C._distributed_c10d import ErrorType, ProcessGroup, Store
 from torch._C._distributed_c10d import ReduceOp as _ReduceOp
 from torch._C._distributed_c10d import Work as _Work
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchcomms_pg.work import TorchWork
 
@@ -791,6 +792,28 @@ class Window:
     def dtype(self) -> torch.dtype | None: ...
     @property
     def shape(self) -> list[int] | None: ...
+
+def show_operators(mode: TorchDispatchMode | None) -> None:
+    """Shows a mode the operators of torch that touch guarded memory, and those of c10d.
+
+    They are the operators of the threads of `show_thread`. All other operators pass in C++. None
+    shows no operator.
+    """
+
+def show_thread(shown: bool) -> bool:
+    """Sets whether the operators of the calling thread are shown; returns whether they were."""
+
+def guard_memory(key: int, memory: Sequence[tuple[int, int]]) -> None:
+    """Guards memory, in place of what the same key has guarded.
+
+    Args:
+        key: any number.
+        memory: addresses of a first byte, and behind the last one. Empty if nothing is guarded any
+            more.
+    """
+
+def guard_nothing() -> None:
+    """Guards no memory any more, also in a forked child."""
 
 class LateWork(_Work):
     """The work of an operation on copies, whose results `delivery` hands over at its end.

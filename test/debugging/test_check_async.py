@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from debugging import early_uses
 from harness import ROOT
@@ -155,6 +156,57 @@ def test_findings_of_ranks_become_one():
     (finding,) = whole.found
     assert (finding.ranks, finding.times, whole.operations) == ([1, 0], 2, 6)
     assert str(finding).startswith("ranks 0, 1 read the output of an all_reduce")
+
+
+def test_operators_that_touch_no_operation_in_flight_do_not_pass_python(monkeypatch):
+    shown, seen = checker._Mode.__torch_dispatch__, []
+
+    def noting(mode, operator, *args):
+        seen.append(str(operator))
+        return shown(mode, operator, *args)
+
+    monkeypatch.setattr(checker._Mode, "__torch_dispatch__", noting)
+
+    def program():
+        tensor, other = torch.ones(4), torch.ones(4, requires_grad=True)
+
+        def tiny_operators():
+            for _ in range(10):
+                (torch.empty(4).fill_(1) + other).view(2, 2).sum().backward()
+
+        tiny_operators()
+        assert not seen
+        work = dist.all_reduce(tensor, async_op=True)
+        seen.clear()
+        tiny_operators()
+        assert not seen
+        tensor + 1
+        assert seen == ["aten.add.Tensor"]
+        work.wait()
+        seen.clear()
+        tensor + 1
+        assert not seen
+
+    assert [finding.kind for finding in checked(program).found] == ["read"]
+
+
+def test_an_early_use_is_found_below_other_modes():
+    class Passing(TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            passed.append(str(operator))
+            return operator(*args, **(kwargs or {}))
+
+    def program():
+        tensor = torch.ones(4)
+        with Passing(), Passing():
+            work = dist.all_reduce(tensor, async_op=True)
+            passed.clear()
+            tensor + 1
+        work.wait()
+
+    passed = []
+    assert [finding.kind for finding in checked(program).found] == ["read"]
+    assert passed == ["aten.add.Tensor"] * 2
 
 
 def test_nothing_is_left_after_the_end():

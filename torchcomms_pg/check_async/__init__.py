@@ -37,8 +37,7 @@ def start() -> None:
 def finish() -> Findings:
     """Ends the check, and returns what it has found on this rank.
 
-    Call it in the thread that called `start`, outside of blocks with modes of torch that began
-    after `start`. The works of operations in flight stay valid.
+    Call it in the thread that called `start`. The works of operations in flight stay valid.
 
     Raises:
         RuntimeError: the check does not run.

@@ -50,9 +50,7 @@ class Checker:
         self._results = _Results(self)
         self._batches = threading.local()
         self._futures: dict[int, list[Delivery]] = {}
-        self._mode = _Mode(self)
         self._restore: list[tuple[Any, str, Any]] = []
-        self._modes = threading.local()
         self.running = False
 
     def findings(self) -> Findings:
@@ -80,22 +78,19 @@ class Checker:
         self._replace(torch, "compile", self._compile)
 
         def in_thread(original: _Call, thread: threading.Thread) -> None:
-            checker.enter()
+            _C.show_thread(checker.running)
             original(thread)
 
         self._replace(threading.Thread, "_bootstrap_inner", in_thread)
-        self.enter()
-
-    def enter(self) -> None:
-        """Begins the check in the calling thread."""
-        if self.running:
-            self._modes.mode = mode = _Mode(self)
-            mode.__enter__()
+        _C.show_operators(_Mode(self))
+        _C.show_thread(True)
 
     def stop(self) -> Findings:
         """Ends the check, and returns what was found. Call it in the thread that started it."""
         self.running = False
-        self._modes.mode.__exit__(None, None, None)
+        _C.show_thread(False)
+        _C.show_operators(None)
+        _C.guard_nothing()
         while self._restore:
             owner, name, original = self._restore.pop()
             if original is None:
@@ -347,7 +342,7 @@ class Checker:
 
 
 class _Mode(TorchDispatchMode):
-    """Sees the operators that a thread calls, also in C++ and in backward passes."""
+    """Sees the operators that touch memory of flights, also in C++ and in backward passes."""
 
     supports_higher_order_operators = True
 
@@ -508,22 +503,13 @@ def _told_in_callback(checker: Checker, original: _Call, future: Any, callback: 
     def told_first(ended: Any) -> Any:
         for delivery in deliveries:
             delivery.ended(True)
-        with _Mode(checker) if not _in_mode() else _Nothing():
+        was = _C.show_thread(checker.running)
+        try:
             return callback(ended)
+        finally:
+            _C.show_thread(was)
 
     return original(future, told_first)
-
-
-class _Nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-def _in_mode() -> bool:
-    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
-    return any(isinstance(mode, _Mode) for mode in _get_current_dispatch_mode_stack())
 
 
 def _late_batch(work: Any, parts: list[Any]) -> Any:

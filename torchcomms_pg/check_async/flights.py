@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torchcomms_pg import _C
 from torchcomms_pg.check_async.places import caller_is_result, here
 from torchcomms_pg.check_async.spans import Span, address, bytes_of, poison, same_bytes
 
@@ -41,6 +42,10 @@ class Flight:
         self.inputs = [Span(tensor) for tensor in inputs]
         self.touched = False
 
+    def memory(self) -> list[tuple[int, int]]:
+        """Returns the addresses of all bytes, and of some between them if views have gaps."""
+        return [(span.start, span.end) for span in self.outputs + self.inputs]
+
     def gone(self) -> bool:
         """Returns whether no output exists any more, or no input if it has no outputs."""
         return all(span.freed() for span in self.outputs or self.inputs)
@@ -62,6 +67,7 @@ class Flights:
         """Adds a flight, and now and then drops those whose tensors are gone."""
         with self._lock:
             self._flights[id(flight)] = flight
+            _C.guard_memory(id(flight), flight.memory())
             self._added += 1
             if self._added % 64 == 0:
                 self.sweep()
@@ -70,11 +76,13 @@ class Flights:
         """Removes a flight."""
         with self._lock:
             self._flights.pop(id(flight), None)
+            _C.guard_memory(id(flight), [])
 
     def clear(self) -> None:
         """Removes all flights, as a forked process does, which has issued none."""
         self._lock = threading.RLock()
         self._flights.clear()
+        _C.guard_nothing()
 
     def sweep(self) -> None:
         """Drops flights whose tensors are gone, and reports lost results of compiled code."""
@@ -83,6 +91,7 @@ class Flights:
                 if not flight.gone():
                     continue
                 del self._flights[key]
+                _C.guard_memory(key, [])
                 if flight.compiled:
                     self.report("lost", flight, ("nothing waits for it", ""))
 
