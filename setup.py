@@ -170,7 +170,8 @@ def find_tool(name: str, command: str) -> str:
 OLDEST_COMPILER = {"g++": 11, "clang": 19}
 
 # What csrc/base/Mutex.hpp annotates; the second one is the order of two mutexes.
-LOCKS_CHECKED = ["-Werror=thread-safety", "-Werror=thread-safety-beta"]
+# Errors in CI alone, since a later clang may find more.
+LOCKS_CHECKED = ["-Wthread-safety", "-Wthread-safety-beta"]
 
 
 def find_compiler() -> tuple[str, str, bool]:

@@ -114,13 +114,17 @@ struct Counter {
 
 
 @pytest.mark.skipif(_clang() is None, reason="no clang++ 19 or later is installed")
-def test_a_build_with_clang_refuses_an_access_without_the_mutex(setup_py, tmp_path):
+def test_a_build_with_clang_finds_an_access_without_the_mutex(setup_py, tmp_path):
     source = tmp_path / "counter.cpp"
     functions = [f"void use{number}() {{ {body} }}" for number, body in enumerate(BODIES)]
     source.write_text(PROGRAM + "\n".join([*functions, "};"]))
-    command = [_clang(), "-std=c++20", *setup_py.LOCKS_CHECKED, f"-I{CSRC}", "-fsyntax-only"]
+    command = [_clang(), "-std=c++20", *setup_py.LOCKS_CHECKED, "-Werror", f"-I{CSRC}"]
     run = subprocess.run(
-        [*command, source], capture_output=True, text=True, check=False, timeout=100
+        [*command, "-fsyntax-only", source],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
     )
     assert run.returncode == 1, run.stderr
     line = PROGRAM.count("\n")
