@@ -34,15 +34,15 @@ constexpr Milliseconds kAnswering{600};
 constexpr Milliseconds kFlushing{100};
 constexpr Milliseconds kBetweenReadings{10};
 
-struct Waiting {
+struct WaitingOp {
   std::shared_ptr<GroupActivity> group;
   Operation op;
   bool awaited = false;
 };
 
 // Returns the operation in flight since before `at` that this process has waited for longest.
-std::optional<Waiting> longest(Clock::time_point at) {
-  std::optional<Waiting> found;
+std::optional<WaitingOp> longest(Clock::time_point at) {
+  std::optional<WaitingOp> found;
   for (const auto& group : enlisted()) {
     group->inFlight().inspect([&](const auto& ops, const Operation&) {
       for (const auto& entry : ops) {
@@ -78,7 +78,7 @@ void dumpApart(int rank) {
   }
 }
 
-HeldUp heldUp(const Waiting& waiting) {
+HeldUp heldUp(const WaitingOp& waiting) {
   try {
     return heldUpBy(*waiting.group, waiting.op, kAsking);
   } catch (const std::exception&) {
