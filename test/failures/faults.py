@@ -49,7 +49,8 @@ FAULTS = {
     "another order of groups": r"deadlock: rank 0 waits in .* for rank 1, which waits in "
     r".* for rank 0|rank 1 did not answer|aborted on rank 1",
     "raises in Python": r"rank 1\b.*(left|died|destroyed)",
-    "sys.exit": r"rank 1\b.*(left|died|destroyed)",
+    # On a busy machine the end of Python takes longer than the timeout.
+    "sys.exit": r"rank 1\b.*(left|died|destroyed)|rank 1 has not arrived at ",
     "kill -9": r"rank 1\b.*died",
     "kill -9 in new_group": r"rank 1\b.*died",
     "SIGSTOP for a while": r"rank 1: its process is stopped \(pid \d+\)",

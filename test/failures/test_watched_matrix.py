@@ -32,8 +32,13 @@ def test_the_right_rank_is_named_in_all_cells_but_one_and_a_wrong_one_in_none(ap
     "head, ranks",
     [
         ("rank 1 has not arrived at all_reduce #2 (7 x Float), issued 2.5 s ago", {1}),
-        ("ranks 0, 2 have not arrived at barrier #2; rank 1 did not answer", {0, 1, 2}),
-        ("rank 1 (global 5) did not answer, so that nobody knows whether it has arrived", {1}),
+        ("ranks 0, 2 have not arrived at barrier #2; rank 1 did not answer", {0, 2}),
+        ("rank 1 (global 5) did not answer, so that nobody knows whether it has arrived", set()),
+        ("rank 1 (global 5) has not arrived at barrier #2, issued 2 s ago", {1}),
+        (
+            "ranks 0, 1 have not queued all_reduce #2, issued 2.5 s ago, and may wait elsewhere",
+            set(),
+        ),
         ("its ranks call different operations", set()),
         ("all ranks have arrived at barrier #2, issued 2 s ago, and it has not finished", set()),
     ],

@@ -156,9 +156,15 @@ def run(fault, api, args, server, patience):
 
 
 def accused(verdict):
-    """The ranks that its first line holds responsible."""
+    """The ranks that its first line holds responsible.
+
+    Not those that have not answered, as on a machine that is too busy, and not those of which it
+    says that they may wait elsewhere.
+    """
     head = verdict.partition("ranks: ")[2].partition("\n")[0]
-    found = re.findall(r"ranks? ([\d, ]+?)(?: \(global [\d, ]+\))? (?:ha|did not answer)", head)
+    if "and may wait elsewhere" in head:
+        return set()
+    found = re.findall(r"ranks? ([\d, ]+?)(?: \(global [\d, ]+\))? ha", head)
     return {int(rank) for ranks in found for rank in ranks.split(", ")}
 
 
@@ -187,7 +193,7 @@ class Cell:
         others = [rank for rank in range(WORLD) if rank != CULPRIT]
         try:
             store = connect_store(*self.args)
-            store.wait(["it begins"], datetime.timedelta(seconds=60))
+            store.wait(["it begins"], datetime.timedelta(seconds=limits.grown(60)))
             lasts = time.monotonic() - float(store.get("it begins"))  # beside other cells
             left = SECONDS - lasts / limits.grown(1)
             outcomes = self.ranks.wait(max(left, 1), others, grace=1e9)
@@ -217,7 +223,7 @@ def judge(fault, outcomes, said, others):
     return ("silent", "\n".join(every)) if silent else ("right", "")
 
 
-def run_matrix(cells=tuple(CELLS), together=3):
+def run_matrix(cells=tuple(CELLS), together=2):
     """Yields each cell with its outcome, in order."""
     waiting = []
     for cell in [*cells, *[None] * together]:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
-from harness import ROOT
+from harness import ROOT, limits
 from harness.parity import like_gloo, raised
 from harness.programs import end_tree, run_program
 from harness.ranks import Ranks, init_default_group, wait_for
@@ -280,7 +280,7 @@ def test_torchrun_goes_on_with_a_changed_world_size(tmp_path):
         os.kill(lost, 9)
         os.kill(worker, 9)
         (left,) = (agent for agent in agents if agent.pid != lost)
-        output, _ = left.communicate(timeout=70)  # of the 300 s that the test has
+        output, _ = left.communicate(timeout=limits.grown(70))  # of the 300 s that the test has
         assert left.returncode == 0 and "the world of 1 is done" in output, output
         assert f"rank 1 (pid {worker}) died" in output and "CommError" in output, output
         assert "torchcomms_pg ends this process" not in output, output
