@@ -81,6 +81,12 @@ def _error_of(path, at):
         at.barrier()
     except torchcomms_pg.CommError as error:
         return places_of(error), str(error)
+    except torch.distributed.DistBackendError:
+        # torch's engine passes on a base class of the error; the next call has all of it.
+        try:
+            at.barrier()
+        except torchcomms_pg.CommError as error:
+            return places_of(error), str(error)
     return None
 
 
