@@ -1,5 +1,5 @@
-// A communicator's part in hang diagnoses: its rank's requests, its status, and its reaction to a
-// verdict.
+// A communicator's part in hang diagnoses, and in finding late ranks: what it asks and answers for
+// its rank. comm/Watchdog reacts to a verdict.
 #pragma once
 
 #include <atomic>
