@@ -7,7 +7,6 @@ import site
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType, WrapperDescriptorType
 
@@ -38,6 +37,8 @@ _LIBRARIES = (f"{Path(__file__).parent}{os.sep}", f"{_TORCH}{os.sep}", *_PLACES)
 _C10D = tuple(
     str(_TORCH / "distributed" / name) for name in ("distributed_c10d.py", "c10d_logger.py")
 )
+# Modules whose functions stand in for torch's: their callers have called torch.
+_STAND_INS = tuple(str(Path(__file__).parent / name) for name in ("waits.py", "watching.py"))
 _STANDARD = tuple(
     f"{sysconfig.get_path('stdlib')}{os.sep}{name}" for name in ("threading.py", "concurrent")
 )
@@ -59,7 +60,7 @@ def describe(issued: list[list[Frame]]) -> tuple[str, list[str], dict[int, str]]
     """
     names = {thread.ident: thread.name for thread in threading.enumerate() if thread.ident}
     main = threading.main_thread().ident
-    stacks = {ident: list(_walk(frame)) for ident, frame in sys._current_frames().items()}
+    stacks = {ident: _walk(frame) for ident, frame in sys._current_frames().items()}
     handled = _handled()
     lines = []
     for ident, frames in sorted(stacks.items(), key=lambda item: item[0] != main):
@@ -69,7 +70,7 @@ def describe(issued: list[list[Frame]]) -> tuple[str, list[str], dict[int, str]]
     if len(lines) > _THREADS:
         lines[_THREADS:] = [f"and {len(lines) - _THREADS} more threads"]
     places = []
-    for stack in issued:
+    for stack in map(_without_stand_ins, issued):
         place = _tell([frame for frame in stack if _is_users(frame)] or _outside_of_c10d(stack))
         within = [ident for ident, frames in stacks.items() if stack and _is_part(stack, frames)]
         if len(within) == 1:
@@ -86,7 +87,7 @@ def place(frame: FrameType | None) -> str:
     The place is the line of the user, and before it the line of the library that the user called.
     Without such lines it is the innermost one.
     """
-    frames = list(_walk(frame))
+    frames = _walk(frame)
     outside = [each for each in frames if not _is_between(each[0])] or frames[-1:]
     users = [each for each in outside if _is_users(each)]
     chosen = [outside[0], *(each for each in users[:1] if each != outside[0])]
@@ -150,7 +151,7 @@ def _outside_of_c10d(stack: list[Frame]) -> list[Frame]:
 
 def caller() -> str:
     """Returns the place of the calling thread: its innermost lines of the user's own files."""
-    frames = list(_walk(sys._getframe(1)))
+    frames = _walk(sys._getframe(1))
     return _tell([frame for frame in frames if _is_users(frame)] or frames)
 
 
@@ -160,10 +161,16 @@ def in_hand() -> str:
     return "" if isinstance(error, SystemExit) else _and_handles(error).removeprefix("; handles ")
 
 
-def _walk(frame: FrameType | None) -> Iterable[Frame]:
+def _walk(frame: FrameType | None) -> list[Frame]:
+    frames = []
     while frame is not None:
-        yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+        frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
+    return _without_stand_ins(frames)
+
+
+def _without_stand_ins(frames: list[Frame]) -> list[Frame]:
+    return [frame for frame in frames if frame[0] not in _STAND_INS]
 
 
 def _is_between(file: str) -> bool:

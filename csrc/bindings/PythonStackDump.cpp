@@ -79,7 +79,14 @@ std::vector<Frames> framesOf(const std::vector<Stack>& stacks) {
   return all;
 }
 
-// Returns a line of the three innermost frames for each thread with frames, from a dump such as
+// Returns whether a frame's line names one of the modules whose functions stand in for torch's.
+bool standsIn(const std::string& line) {
+  return line.find("/torchcomms_pg/waits.py\"") != std::string::npos ||
+         line.find("/torchcomms_pg/watching.py\"") != std::string::npos;
+}
+
+// Returns a line of the three innermost frames for each thread with frames, without those that
+// stand in for torch's, from a dump such as
 //   Thread 0x00007f4c561b16c0 (most recent call first):
 //     File "train.py", line 150 in step
 std::vector<std::string> innermost(const std::string& dump) {
@@ -92,7 +99,7 @@ std::vector<std::string> innermost(const std::string& dump) {
     const auto behind = line.find("\", line ");
     if (file == std::string::npos || behind == std::string::npos) {
       frames = 0;
-    } else if (frames < kFrames) {
+    } else if (frames < kFrames && !standsIn(line)) {
       if (frames++ == 0) {
         lines.emplace_back();
       } else {

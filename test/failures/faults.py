@@ -57,8 +57,8 @@ FAULTS = {
     "no thread to spare": r"rank 1 has not arrived at ",
     # It cannot always answer.
     "no descriptor to spare": r"rank 1 (has not arrived at|did not answer)",
-    "holds the GIL": r"rank 1 has not arrived at .*(\n.*)*rank 1: .*(\n.*)*holds the GIL"
-    r"(.*\n)*.*in native_code",
+    # Its stacks come when they come: on a busy machine they are not read in time.
+    "holds the GIL": r"rank 1 has not arrived at .*(\n.*)*rank 1: .*(\n.*)*holds the GIL",
     "compiles long": None,
     # NCCL does not carry the reason: on an accelerator the others know whose doing it was.
     "abort during an operation": r"aborted on rank 1|rank 1 .*revoked the communicator",

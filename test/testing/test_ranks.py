@@ -375,7 +375,7 @@ def test_many_tests_leave_no_descriptor_thread_process_file_or_memory(tmp_path):
 @pytest.mark.slow
 def test_processes_of_xdist_have_their_own_ranks(tmp_path):
     pytest.importorskip("xdist")
-    names = "fixtures or nothing or raises or skips or after"
+    names = "test_fixtures or test_nothing or test_raises or test_skips or test_after"
     run = run_pytest(tmp_path, "cases.py", "-n", "2", "--dist", "loadgroup", "-k", names)
     assert "1 failed, 3 passed, 1 skipped" in run.stdout, run.stdout + run.stderr
     assert "rank 1 failed first" in run.stdout

@@ -52,6 +52,7 @@ struct Reading {
   Mutex mutex;
   // The latest one.
   std::optional<std::chrono::steady_clock::time_point> begun GUARDED_BY(mutex);
+  bool underWay GUARDED_BY(mutex) = false;
   // Number of times that an asking thread has got the GIL.
   uint64_t holds GUARDED_BY(mutex) = 0;
   std::string lines GUARDED_BY(mutex);  // read since then
@@ -69,6 +70,12 @@ void forgetReading() {
   known.lines.clear();
 }
 
+bool isReading() {
+  auto& known = reading();
+  LockGuard lock(known.mutex);
+  return known.underWay;
+}
+
 // Starts to read in a separate thread. If no thread can be started, reads in this one, for at most
 // a second. Does nothing if a reading has begun within kReading.
 void beginReading() {
@@ -80,9 +87,11 @@ void beginReading() {
     return;
   }
   known.begun = now;
+  known.underWay = true;
   const auto read = [unfinished, &known, holds = known.holds] {
     auto lines = source()->askWithoutGil();
     LockGuard locked(known.mutex);
+    known.underWay = false;
     if (holds == known.holds) {
       known.lines = std::move(lines);
     }
@@ -177,7 +186,7 @@ bool PythonStackDump::ready() const {
   if (held) {
     beginReading();
   }
-  return waited >= kMostPatience || (waited >= kPatience && held);
+  return waited >= kMostPatience || (waited >= kPatience && held && !isReading());
 }
 
 bool PythonStackDump::gilIsHeld() const {

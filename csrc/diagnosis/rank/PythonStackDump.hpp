@@ -52,10 +52,10 @@ class PythonStackDump {
 
   std::chrono::steady_clock::time_point begun() const { return begun_; }
   bool answered() const;
-  // Returns whether to stop waiting: the answer has arrived, or a second has passed and another
-  // thread certainly holds the GIL, or two seconds have passed. If another thread has held the GIL
-  // for a while, has a separate thread read the stacks without it, at most once in kReading for all
-  // who ask.
+  // Returns whether to stop waiting: the answer has arrived, or a second has passed, another thread
+  // certainly holds the GIL, and no stacks are being read, or two seconds have passed. If another
+  // thread has held the GIL for a while, has a separate thread read the stacks without it, at most
+  // once in kReading for all who ask.
   bool ready() const;
   // Returns the answer, or what is known without it; `calledAt` is empty then. Never waits, and
   // makes no copy of the process.
