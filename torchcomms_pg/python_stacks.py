@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import site
 import sys
 import sysconfig
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType, WrapperDescriptorType
 
@@ -32,7 +34,10 @@ _PLACES = tuple(
 _OWN = (f"{Path(__file__).parent}{os.sep}", f"{_TORCH}{os.sep}", "<frozen")
 _STDLIB = f"{sysconfig.get_path('stdlib')}{os.sep}"
 # torch may lie anywhere: in another Python's or the user's folder, on PYTHONPATH, or in a checkout.
-_LIBRARIES = (f"{Path(__file__).parent}{os.sep}", f"{_TORCH}{os.sep}", *_PLACES)
+_LIBRARIES = (*_OWN, *_PLACES)
+# Folders that the name of a file begins in, and the working directory after them.
+_FOLDERS = (*_PLACES, str(_TORCH.parent))
+_CHECKOUT = str(Path(__file__).parents[1])
 # Frames between an operation and its caller in torch, and below a thread's function.
 _C10D = tuple(
     str(_TORCH / "distributed" / name) for name in ("distributed_c10d.py", "c10d_logger.py")
@@ -60,7 +65,7 @@ def describe(issued: list[list[Frame]]) -> tuple[str, list[str], dict[int, str]]
     """
     names = {thread.ident: thread.name for thread in threading.enumerate() if thread.ident}
     main = threading.main_thread().ident
-    stacks = {ident: _walk(frame) for ident, frame in sys._current_frames().items()}
+    stacks = {ident: list(_walk(frame)) for ident, frame in sys._current_frames().items()}
     handled = _handled()
     lines = []
     for ident, frames in sorted(stacks.items(), key=lambda item: item[0] != main):
@@ -87,11 +92,19 @@ def place(frame: FrameType | None) -> str:
     The place is the line of the user, and before it the line of the library that the user called.
     Without such lines it is the innermost one.
     """
-    frames = _walk(frame)
-    outside = [each for each in frames if not _is_between(each[0])] or frames[-1:]
-    users = [each for each in outside if _is_users(each)]
-    chosen = [outside[0], *(each for each in users[:1] if each != outside[0])]
-    return " <- ".join(f"{line_name(file, line)} in {name}" for file, line, name in chosen)
+    chosen: list[Frame] = []
+    each: Frame = ("", 0, "")
+    for each in _walk(frame):
+        if _is_between(each[0]):
+            continue
+        users = _is_users(each)
+        if users or not chosen:
+            chosen.append(each)
+        if users:
+            break
+    return " <- ".join(
+        f"{line_name(file, line)} in {name}" for file, line, name in chosen or [each]
+    )
 
 
 def line_name(file: str, line: int) -> str:
@@ -151,7 +164,7 @@ def _outside_of_c10d(stack: list[Frame]) -> list[Frame]:
 
 def caller() -> str:
     """Returns the place of the calling thread: its innermost lines of the user's own files."""
-    frames = _walk(sys._getframe(1))
+    frames = list(_walk(sys._getframe(1)))
     return _tell([frame for frame in frames if _is_users(frame)] or frames)
 
 
@@ -161,18 +174,18 @@ def in_hand() -> str:
     return "" if isinstance(error, SystemExit) else _and_handles(error).removeprefix("; handles ")
 
 
-def _walk(frame: FrameType | None) -> list[Frame]:
-    frames = []
+def _walk(frame: FrameType | None) -> Iterable[Frame]:
     while frame is not None:
-        frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        if frame.f_code.co_filename not in _STAND_INS:
+            yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
         frame = frame.f_back
-    return _without_stand_ins(frames)
 
 
 def _without_stand_ins(frames: list[Frame]) -> list[Frame]:
     return [frame for frame in frames if frame[0] not in _STAND_INS]
 
 
+@functools.lru_cache(maxsize=4096)
 def _is_between(file: str) -> bool:
     """Returns whether a file is torch's, this package's or Python's, or has torch's decorators."""
     if file.startswith(_OWN) or file.endswith(f"{os.sep}typing_extensions.py"):
@@ -181,7 +194,7 @@ def _is_between(file: str) -> bool:
 
 
 def _is_users(frame: Frame) -> bool:
-    return not frame[0].startswith((*_LIBRARIES, "<frozen"))
+    return not frame[0].startswith(_LIBRARIES)
 
 
 def _tell(frames: list[Frame]) -> str:
@@ -196,7 +209,7 @@ def _tell(frames: list[Frame]) -> str:
 
 
 def _short(file: str) -> str:
-    for folder in (*_PLACES, str(_TORCH.parent), os.getcwd(), str(Path(__file__).parents[1])):
+    for folder in (*_FOLDERS, os.getcwd(), _CHECKOUT):
         if file.startswith(folder):
             return file[len(folder) :].lstrip(os.sep).removeprefix("site-packages" + os.sep)
     return file

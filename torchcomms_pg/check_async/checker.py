@@ -27,7 +27,7 @@ from torchcomms_pg.check_async.arguments import (
 from torchcomms_pg.check_async.findings import Finding, Findings, add
 from torchcomms_pg.check_async.flights import Deliveries, Delivery, Flight, Flights
 from torchcomms_pg.check_async.places import here, in_compiled_code
-from torchcomms_pg.check_async.spans import plain, poison
+from torchcomms_pg.check_async.spans import Unseen, plain, poison
 
 _Work: Any = torch._C._distributed_c10d.Work
 _Call = Callable[..., Any]
@@ -133,8 +133,7 @@ class Checker:
 
         work = self.issue(what(), outputs, inputs, call, group)
         boxed = _Work.boxed(work)
-        returns = [str(each.type) for each in operator._schema.returns]
-        if len(returns) == 1:
+        if len(operator._schema.returns) == 1:
             return boxed
         return values[roles.writes[0] if roles.writes else roles.reads[0]], boxed
 
@@ -155,14 +154,14 @@ class Checker:
         issue = (what, here())
         shared = self._access(outputs, inputs, lambda: issue)
         self._operations += 1
-        with torch._C._DisableTorchDispatch(), torch.no_grad():
+        with Unseen():
             results = [each.detach().clone() for each in outputs]
             copies = [each.detach().clone() for each in inputs]
             given = [each.clone() for each in copies]
         work = call(results, given)
         flight = Flight(issue, _rank(), outputs, inputs)
         flight.touched = shared
-        with torch._C._DisableTorchDispatch(), torch.no_grad():
+        with Unseen():
             for output in outputs:
                 poison(output)
             # An input may share bytes with an output: in place, only its own bytes count.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ import torch
 
 from torchcomms_pg import _C
 from torchcomms_pg.check_async.places import caller_is_result, here
-from torchcomms_pg.check_async.spans import Span, address, bytes_of, poison, same_bytes
+from torchcomms_pg.check_async.spans import Span, Unseen, address, bytes_of, poison, same_bytes
 
 # Takes a finding's kind, the flight, and what came too early with its line.
 Report = Callable[[str, "Flight", tuple[str, str]], None]
@@ -236,7 +237,7 @@ class Delivery:
             return
         self._delivered = True
         if ok and os.getpid() == self.flight.process:
-            with torch._C._DisableTorchDispatch(), torch.no_grad():
+            with Unseen():
                 for span, (output, result) in zip(self.flight.outputs, self._outputs, strict=True):
                     if span.freed():
                         continue
@@ -252,7 +253,7 @@ class Delivery:
         flight = self.flight
         if flight.touched or os.getpid() != flight.process:
             return
-        with torch._C._DisableTorchDispatch(), torch.no_grad():
+        with Unseen():
             for span, copy in zip(flight.inputs, self._copies, strict=True):
                 if span.freed():
                     self._flights.report("freed", flight, _learned("its input has been freed"))
@@ -286,7 +287,11 @@ def _is_poison(tensor: torch.Tensor) -> bool:
     """Returns whether the tensor holds what `poison` has put into it."""
     if not tensor.numel():
         return True
-    wanted = torch.empty(1, dtype=tensor.dtype)
-    poison(wanted)
-    one = bytes_of(wanted)[0]
-    return bool((bytes_of(tensor) == one).all())
+    return bool((bytes_of(tensor) == _bytes_of_poison(tensor.dtype)).all())
+
+
+@functools.cache
+def _bytes_of_poison(dtype: torch.dtype) -> torch.Tensor:
+    element = torch.empty(1, dtype=dtype)
+    poison(element)
+    return bytes_of(element)[0]
