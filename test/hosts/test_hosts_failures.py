@@ -230,3 +230,43 @@ def test_a_rank_that_has_left_its_group_is_named(places, culprit):
     for text, named in what_is_told(places, 1000, culprit, "leave"):
         assert named == [culprit] and f"rank {culprit}" in text, (named, text)
         assert re.search("left|finalized|destroyed", text), text
+
+
+def serve():
+    """A store, until its process is killed."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    report(store.port)
+    receive()
+
+
+def wait_beside_one_that_aborts(port, places):
+    rank = int(os.environ["RANK"])
+    move(places)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("torchcomms", store=store, rank=rank, world_size=len(places))
+    dist.all_reduce(torch.ones(1000))
+    report("ready")
+    receive()
+    if rank == 2:
+        torchcomms_pg.get_comm(None).abort()
+        return None
+    return told_by(lambda: reduce(1000))
+
+
+def test_a_reason_is_heard_without_the_store_while_another_host_is_silent():
+    """Each host is asked in turn: the wait for the silent one does not hide the next one's word."""
+    with Ranks(1, init=False) as server, Ranks(3, init=False) as ranks:
+        server.start(serve)
+        ranks.start(wait_beside_one_that_aborts, server.wait_report(0), "abc")
+        for rank in range(3):
+            assert ranks.wait_report(rank) == "ready"
+        server.kill(0)
+        os.kill(ranks.pids[1], signal.SIGSTOP)
+        for rank in (0, 2):
+            ranks.tell(rank, "go on")
+        outcomes = ranks.wait(ranks=[0, 2])
+        os.kill(ranks.pids[1], signal.SIGCONT)
+        check(outcomes)
+    text, named, took = outcomes[0].value
+    assert "was aborted on rank 2" in text and named == [2], (named, text)
+    assert took < grown(SOON), took

@@ -407,6 +407,15 @@ Wait waitOf(const Scene& scene, const Issued& op, int asked) {
   return wait;
 }
 
+// Returns the lines at which a rank's threads are, each a line of this rank alone.
+std::vector<std::string> linesOf(const Scene& scene, int rank) {
+  const auto of = " in rank_" + std::to_string(rank);
+  std::vector<std::string> lines = {
+      "MainThread: train.py:" + std::to_string(scene.ranks[rank].next) + of};
+  if (scene.ranks[rank].listensTo >= 0) lines.push_back("listener: listen.py:7" + of);
+  return lines;
+}
+
 RankStatus statusOf(const Scene& scene, int rank, int asked) {
   RankStatus status;
   const auto& members = scene.groups[asked];
@@ -417,7 +426,14 @@ RankStatus statusOf(const Scene& scene, int rank, int asked) {
       status.current = textOf(op, asked);
       status.currentSeq = op.seq;
       status.signature = op.call.collective() ? signatureOf(op.call) : "";
+      status.calledAt = "train.py:" + std::to_string(index) + " in issues_" + std::to_string(rank);
+      if (index == waitsIn(scene, rank)) {
+        status.stand = op.call.async ? Stand::awaited : Stand::inCall;
+      }
     }
+  }
+  for (const auto& line : linesOf(scene, rank)) {
+    status.threads += (status.threads.empty() ? "" : "\n") + line;
   }
   if (const int index = waitsIn(scene, rank); index >= 0) {
     status.waits.push_back(waitOf(scene, scene.issued[index], asked));
@@ -619,6 +635,13 @@ std::string show(const Scene& scene) {
   return text;
 }
 
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
 #define EXPECT(condition)      \
   ((condition) ? (void)0       \
                : ::test::stop( \
@@ -637,6 +660,17 @@ void check(
   const auto global = [&](int local) { return scene.groups[diagnosis.group][local]; };
   const auto& asked = scene.issued[diagnosis.index];
   ++score.hangs;
+  // Of who is named, the lines at which its threads are now are told. A rank that is in the call
+  // is at the line of the call.
+  for (const int local : verdict.ranks) {
+    const auto found = diagnosis.answers.find(local);
+    if (found == diagnosis.answers.end()) continue;
+    const bool atCall = found->second.stand == Stand::inCall &&
+                        verdict.text.find(found->second.calledAt) != std::string::npos;
+    for (const auto& line : atCall ? std::vector<std::string>{} : split(found->second.threads)) {
+      EXPECT(verdict.text.find(line) != std::string::npos);
+    }
+  }
   const bool disagrees = verdict.summary == "the ranks call different operations";
   if (disagrees) {
     EXPECT(scene.misfit);
