@@ -17,6 +17,7 @@ import torchcomms_pg
 from harness.limits import grown
 from harness.rank_process import receive, report
 from harness.ranks import Ranks, check, connect_store, init_default_group
+from harness.scarcity import no_more_threads
 from hosts.test_hosts import move
 
 pytestmark = pytest.mark.beyond_gloo
@@ -270,3 +271,37 @@ def test_a_reason_is_heard_without_the_store_while_another_host_is_silent():
     text, named, took = outcomes[0].value
     assert "was aborted on rank 2" in text and named == [2], (named, text)
     assert took < grown(SOON), took
+
+
+def wait_without_threads(args, places):
+    """What messages from rank 1 tell rank 0, which can start no thread, and rank 2."""
+    rank = int(os.environ["RANK"])
+    move(places)
+    init_default_group(*args, rank, len(places), 60)
+    groups = [dist.new_group() for _ in range(4)]
+    for group in groups:
+        dist.all_reduce(torch.ones(1), group=group)
+    works = [dist.irecv(torch.ones(4), 1, group=group) for group in groups] if rank != 1 else []
+    if rank == 0:
+        no_more_threads()
+    report("ready")
+    receive()
+    return [told_by(work.wait) for work in works]
+
+
+def test_the_death_of_a_rank_is_told_by_each_message_where_no_thread_can_be_started():
+    """Only rank 0 sees the process end; its spare thread writes the reason of each group."""
+    with Ranks(3, init=False) as ranks:
+        ranks.start(wait_without_threads, ranks.store_args(), "aab")
+        for rank in range(3):
+            assert ranks.wait_report(rank) == "ready"
+        ranks.kill(1)
+        for rank in (0, 2):
+            ranks.tell(rank, "go on")
+        outcomes = ranks.wait(ranks=[0, 2])
+        check(outcomes)
+    told = outcomes[0].value + outcomes[1].value
+    assert len(told) == 8
+    for text, named, took in told:
+        assert named == [1] and re.search(r"rank 1 .*died", text), (named, text)
+        assert took < grown(SOON), took
