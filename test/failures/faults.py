@@ -88,6 +88,7 @@ class Group:
         rank = int(os.environ["RANK"])
         joining = datetime.timedelta(seconds=30)
         self.api, self.store, self.name = api, store, name
+        self.errors_end = mode == "end"
         self.rank = rank
         self.ddp = api.startswith("ddp")
         self.is_process_group = self.ddp or api == "sim"
@@ -201,10 +202,11 @@ def device_of(api):
 
 
 def stays_away(group, begin=lambda: None):
-    """Until they are done; where errors end the process, they do not say so."""
+    """Until they are done, however late they begin; where errors end them, they do not say so."""
     begin()
+    patience = ABSENCE if group.errors_end else 10 * ABSENCE
     try:
-        group.store.wait(["the others are done"], datetime.timedelta(seconds=ABSENCE))
+        group.store.wait(["the others are done"], datetime.timedelta(seconds=patience))
     except dist.DistStoreError:
         pass
 
