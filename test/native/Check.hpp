@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "base/Races.hpp"
+
 namespace test {
 
 // Under a sanitizer, and where a processor is emulated, all takes ten times as long.
@@ -65,5 +67,7 @@ inline void checkContains(
 
 #define CHECK(condition) \
   ((condition) ? (void)0 : ::test::stop(__FILE__, __LINE__, "failed: " #condition))
+// The branch is reached that only this race reaches.
+#define CHECK_PASSED(race) CHECK(torchcomms_pg::races::passed(torchcomms_pg::races::Race::race) > 0)
 #define CHECK_EQUAL(got, wanted) ::test::checkEqual(got, wanted, #got, __FILE__, __LINE__)
 #define CHECK_CONTAINS(text, part) ::test::checkContains(text, part, __FILE__, __LINE__)

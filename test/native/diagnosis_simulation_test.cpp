@@ -674,6 +674,12 @@ TEST_WITHIN(whatAVerdictSaysWasSoWhoeverStopsDiesOrIsLate, 90) {
   CHECK(test::kSlow || counts.voids > 0);
   CHECK(test::kSlow || counts.extensions > 0);
   CHECK(test::kSlow || counts.ends > 0);
+  if (!test::kSlow) {
+    CHECK_PASSED(leaderWasStopped);
+    CHECK_PASSED(anotherVerdictWasFirst);
+    CHECK_PASSED(answersOfDifferentTimes);
+    CHECK_PASSED(verdictEndedBeforeItsRead);
+  }
 }
 
 TEST(anExtensionIsForTheOperationsIssuedBeforeIt) {

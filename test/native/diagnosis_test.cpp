@@ -513,6 +513,7 @@ TEST(aLeaderThatVanishesIsReplaced) {
   issue(group.answers[1], 2);
   group.answering[1] = false;
   CHECK_EQUAL(ranksOf(group.ask(0, questionOn(2))), "1 ");
+  CHECK_PASSED(leaderVanished);
 }
 
 TEST(aCompilingRankExtendsTheTimeoutUpToALimit) {

@@ -108,6 +108,26 @@ TEST(ranksOfAProcessMayBeNamedAtOnceAndWhileOneIsAsked) {
   });
 }
 
+TEST(whatARankHasDoneBeforeItLeftIsTakenAlsoIfItIsSeenToHaveLeftFirst) {
+  const ncclUniqueId id = uniqueId();
+  threads(2, [&](int rank) {
+    const ncclComm_t comm = init(id, 2, rank);
+    if (rank == 1) {
+      CHECK_NCCL(nccl().commDestroy(comm));
+      return;
+    }
+    auto& segment = torchcomms_pg::shm::findHandle(comm, "test")->segment();
+    using torchcomms_pg::shm::Phase;
+    while (segment.state(1).phase.load() <= Phase::joined) std::this_thread::yield();
+    int looks = 0;  // at rank 1, which has left; the second one fails the wait
+    const torchcomms_pg::shm::Waiter waiter(segment, 0);
+    waiter.wait([&] { return looks >= 2; }, [&](int) { return ++looks > 0; });
+    CHECK_PASSED(departedAfterItsPart);
+    CHECK(!segment.failed());
+    CHECK_NCCL(nccl().commDestroy(comm));
+  });
+}
+
 TEST(deadRankIsNamedAndNothingIsLeft) {
   for (const bool oversubscribed : {false, true}) {
     const int ranks = oversubscribed ? 4 : 2;

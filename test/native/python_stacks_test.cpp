@@ -62,6 +62,21 @@ TEST(theGilIsSaidToBeHeldBeforeAnyStackIsReadAndStacksAreReadOnceForAllWhoAsk) {
   CHECK_EQUAL(toldBy(Asks::looksAgainAndAgain), held);
 }
 
+TEST(stacksThatAreReadWhileTheGilChangesHandsAreNotTold) {
+  static std::atomic<bool> read{false};
+  PythonStackDump::setSource({ask, [] {
+                                while (!read) std::this_thread::sleep_for(milliseconds(5));
+                                return std::string("a.py:3 in f");
+                              }});
+  toldBy(Asks::looksAgainAndAgain);
+  toldBy(Asks::hasTheGil);
+  read = true;
+  while (torchcomms_pg::races::passed(torchcomms_pg::races::Race::gilChangedHands) == 0) {
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+  CHECK_EQUAL(PythonStackDump::seenWithoutGil(), "");
+}
+
 TEST(aThreadThatGetsNoCpuDoesNotProveThatTheGilIsHeld) {
   PythonStackDump::setSource({ask, [] { return std::string(); }});
   const auto told = toldBy(Asks::sleeps);

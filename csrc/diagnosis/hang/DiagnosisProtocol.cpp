@@ -4,6 +4,8 @@
 #include <exception>
 #include <utility>
 
+#include "base/Races.hpp"
+
 namespace torchcomms_pg {
 
 namespace {
@@ -191,6 +193,7 @@ void DiagnosisProtocol::write() {
 
 void DiagnosisProtocol::lead() {
   if (now_ - round_.begun >= kGiveUp) {
+    races::mark(races::Race::leaderWasStopped);
     declareVoid();
     read();
     return;
@@ -229,6 +232,7 @@ void DiagnosisProtocol::lead() {
   }
   auto verdict = judge(request, round_.answers, silent);
   if (verdict.arrived && verdict.extensionMs == 0 && !late) {
+    races::mark(races::Race::answersOfDifferentTimes);
     return;  // the answers are of different times, and the operation may be about to end
   }
   round_.verdict = std::move(verdict);  // this rank's, if the board fails now
@@ -249,6 +253,7 @@ void DiagnosisProtocol::lead() {
     }
     part();
   } else {
+    races::mark(races::Race::anotherVerdictWasFirst);
     read();
   }
 }
@@ -264,6 +269,7 @@ void DiagnosisProtocol::follow() {
     return;
   }
   if (wanted_.request || waited >= kGiveUp) {
+    races::mark(races::Race::leaderVanished);
     declareVoid();
     read();
   }
@@ -325,7 +331,9 @@ void DiagnosisProtocol::finish(const std::optional<Verdict>& verdict) {
     // This rank may read the verdict late, for example after it was stopped.
     const auto overKey = key("over");
     outcome_.over = outcome_.broken.empty() && !round_.wrote && isOver(overKey);
-    if (!outcome_.over) {
+    if (outcome_.over) {
+      races::mark(races::Race::verdictEndedBeforeItsRead);
+    } else {
       standing_.push_back({overKey, round_.wrote, now_, verdict->about});
     }
   }

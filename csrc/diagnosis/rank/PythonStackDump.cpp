@@ -13,6 +13,7 @@
 #include "base/Mutex.hpp"
 #include "base/NeverDestroyed.hpp"
 #include "base/PerProcess.hpp"
+#include "base/Races.hpp"
 #include "base/Thread.hpp"
 
 namespace torchcomms_pg {
@@ -94,6 +95,8 @@ void beginReading() {
     known.underWay = false;
     if (holds == known.holds) {
       known.lines = std::move(lines);
+    } else {
+      races::mark(races::Race::gilChangedHands);
     }
   };
   lock.unlock();

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/Mutex.hpp"
+#include "base/Races.hpp"
 #include "host/Cgroup.hpp"
 #include "shm/Host.hpp"
 #include "shm/segment/ForkSafe.hpp"
@@ -220,7 +221,10 @@ void Waiter::waitLong(
       try {
         checkPeers(needs);
       } catch (const NcclError& failure) {
-        if (ready()) return;
+        if (ready()) {
+          races::mark(races::Race::departedAfterItsPart);
+          return;
+        }
         if (!watchFailure) throw;
         segment_.fail(failure);
       }
