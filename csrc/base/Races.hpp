@@ -9,7 +9,7 @@
 
 namespace torchcomms_pg::races {
 
-// What has come between two steps.
+// What has happened between two steps.
 enum class Race {
   departedAfterItsPart,       // a rank has done its part, and has left before this rank looked
   leaderVanished,             // the rank that led a diagnosis writes no verdict
