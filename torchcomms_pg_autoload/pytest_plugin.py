@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 MARK = (
-    "ranks(n, backend='torchcomms', timeout=5, limit=60): run the test in n processes, which are "
-    "the ranks of one fresh group; see docs/testing.md of torchcomms_pg"
+    "ranks(n, backend='torchcomms', timeout=5, limit=60, fresh_group=True): run the test in n "
+    "processes, which are the ranks of one fresh group; see docs/testing.md of torchcomms_pg"
 )
-_KEY = pytest.StashKey[Any]()
+BENCH = pytest.StashKey[Any]()  # of the session's `pytest_main.Bench`, if a test has ranks
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,11 +43,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="give the ranks N GPUs of the emulated CUDA, 1 or 2, built in a clone of the project",
     )
+    group.addoption(
+        "--ranks-patience",
+        type=float,
+        default=1.0,
+        metavar="FACTOR",
+        help="multiply the timeouts and limits of tests with ranks, for a slow or busy machine",
+    )
+    parser.addini("ranks_timeout", "timeout of marks that have none, in seconds", default="5")
+    parser.addini("ranks_limit", "limit of marks that have none, in seconds", default="60")
+    parser.addini("ranks_imports", "modules that the ranks are forked with", "args")
+    parser.addini("ranks_fresh_group", "fresh_group of marks that have none", "bool", default=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Makes the mark known."""
     config.addinivalue_line("markers", MARK)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Calls a test once for each number of ranks, if its mark has several."""
+    mark = metafunc.definition.get_closest_marker("ranks")
+    numbers = mark and (mark.kwargs.get("n") or next(iter(mark.args), None))
+    if isinstance(numbers, (list, tuple)):
+        if "world_size" not in metafunc.fixturenames:
+            metafunc.fixturenames.append("world_size")
+        ids = [f"{number}ranks" for number in numbers]
+        metafunc.parametrize("world_size", numbers, indirect=True, ids=ids)
 
 
 def _is_with_ranks(item: pytest.Item) -> bool:
@@ -64,7 +86,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if items:
         from torchcomms_pg.testing.pytest_main import Bench
 
-        session.config.stash[_KEY] = Bench(session.config, items)
+        session.config.stash[BENCH] = Bench(session.config, items)
         session.config.pluginmanager.register(_Runner(), "torchcomms_pg_runner")
 
 
@@ -73,14 +95,14 @@ class _Runner:
 
     def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
         """Says how much the checks have had to check."""
-        for line in config.stash[_KEY].checked():
+        for line in config.stash[BENCH].checked():
             terminalreporter.write_line(line)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Waits for the import of torch before a test's limits count, as of pytest-timeout."""
         if _is_with_ranks(item):
-            item.config.stash[_KEY].prepare(item)
+            item.config.stash[BENCH].prepare(item)
         return (yield)
 
 
@@ -89,13 +111,13 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """Runs a test that has the mark on its ranks."""
     if not _is_with_ranks(item):
         return None
-    item.config.stash[_KEY].run(item, nextitem)
+    item.config.stash[BENCH].run(item, nextitem)
     return True
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Ends the ranks."""
-    bench = config.stash.get(_KEY, None)
+    bench = config.stash.get(BENCH, None)
     if bench is not None:
         bench.close()
 
@@ -129,6 +151,12 @@ def world_size(request: pytest.FixtureRequest) -> int:
 def group(request: pytest.FixtureRequest) -> Any:
     """The default group, a torch.distributed.ProcessGroup, in a test with @pytest.mark.ranks."""
     return _state(request).group
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest) -> Any:
+    """A torch.distributed.Store of this test, the same on all ranks."""
+    return _state(request).store
 
 
 @pytest.fixture

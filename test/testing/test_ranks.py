@@ -15,7 +15,7 @@ import pytest
 
 import emulated
 from harness import ROOT, TESTS, limits
-from torchcomms_pg.testing import checks
+from torchcomms_pg.testing import checks, processes
 
 # Seconds that a run of pytest may take. That of all cases waits for many processes to start.
 PYTEST_LIMIT = 200
@@ -77,6 +77,13 @@ def cases(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shared")
+    defaults = ("-o", "ranks_timeout=1", "-o", "ranks_fresh_group=false", "--ranks-patience=1.5")
+    return Cases(folder, "shared.py", *defaults, unset=("RES_OPTIONS",))
+
+
+@pytest.fixture(scope="module")
 def checked(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checked")
     # The variable checks a whole process, and is left to the option if both are there.
@@ -103,6 +110,43 @@ def checked(tmp_path_factory):
 @pytest.mark.torch_version
 def test_a_test_that_succeeds_on_all_ranks_passes(cases, name):
     assert cases.outcome(name) == ("passed", "", "")
+
+
+@pytest.mark.parametrize(
+    "name",
+    (
+        *(f"test_shares_its_group[{number}]" for number in range(3)),
+        "test_finds_no_group_of_an_earlier_test",
+        "test_has_its_own_group",
+        "test_has_a_group_of_its_own_backend",
+        "test_after_one_that_fails_has_new_processes",
+        "test_ends_its_group",
+        "test_of_several_numbers[1ranks]",
+        "test_of_several_numbers[3ranks]",
+        "test_after_one_that_ends_its_group_has_new_processes[2ranks]",
+        "test_asks_no_name_server",
+    ),
+)
+def test_tests_that_share_a_group_pass(shared, name):
+    assert shared.outcome(name) == ("passed", "", "")
+
+
+def test_who_ends_a_shared_group_is_told(shared):
+    assert re.search(
+        r"replaced after shared.py::test_ends_its_group: it ended the group that other tests share",
+        shared.run.stdout,
+    )
+
+
+def test_the_default_timeout_is_that_of_the_configuration_and_grows_with_the_patience(shared):
+    kind, _, text = shared.outcome("test_is_late")
+    assert kind == "failure" and "it came 1.5 s later to the test's end" in text, text
+
+
+def test_stacks_of_no_ranks_take_no_time(monkeypatch):
+    """Each test that succeeds asks for them."""
+    monkeypatch.setattr(processes.select, "select", lambda *_: pytest.fail("it waited"))
+    assert processes.Processes(0).stacks([]) == {}
 
 
 def test_the_rank_that_failed_first_is_shown_with_values_and_the_others_with_a_line(cases):

@@ -20,6 +20,7 @@ from multiprocessing.connection import wait as wait_connections
 from typing import Any
 
 from torchcomms_pg._compat import FOLDER
+from torchcomms_pg.testing.zygote import ask_no_name_server
 
 _START = (
     "import sys; from torchcomms_pg.testing import zygote; "
@@ -48,9 +49,7 @@ class Zygote:
     ) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         variables = {**os.environ, **dict.fromkeys(_ONE_THREAD, "1"), **(env or {})}
-        # torch's store looks up the name of every host that connects, and serves no rank meanwhile.
-        # A name server that loses the query holds the store up for five seconds.
-        variables.setdefault("RES_OPTIONS", "attempts:0")
+        ask_no_name_server(variables)
         variables["PYTHONPATH"] = os.pathsep.join(
             filter(None, [path, variables.get("PYTHONPATH", "")])
         )
@@ -289,6 +288,8 @@ class Processes:
     def stacks(self, ranks: Iterable[int]) -> dict[int, str]:
         """Returns the Python stacks of each rank's threads, as its faulthandler writes them."""
         before = {rank: len(_tail(self.outputs[rank])) for rank in ranks}
+        if not before:
+            return {}
         for rank in before:
             self.kill(rank, signal.SIGUSR1)
         texts = dict.fromkeys(before, "")

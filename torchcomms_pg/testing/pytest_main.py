@@ -53,9 +53,10 @@ class _Mark:
     """The arguments of the mark."""
 
     n: int
-    backend: str | None = "torchcomms"
-    timeout: float = 5.0
-    limit: float = 60.0
+    backend: str | None
+    timeout: float
+    limit: float
+    fresh_group: bool
 
 
 @dataclasses.dataclass
@@ -142,13 +143,20 @@ class Bench:
     Args:
         config: of the session.
         items: all tests with ranks.
+
+    Attributes:
+        zygote: the process that forks the template.
     """
 
     def __init__(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         self._config = config
         self._files = list(dict.fromkeys(str(item.path) for item in items))
-        self._order = items
-        self._places = {item.nodeid: number for number, item in enumerate(items)}
+        self._following: dict[str, str | None] = {}
+        next_of: dict[int, str] = {}
+        for item in reversed(items):
+            if mark := read_mark(item):
+                self._following[item.nodeid] = next_of.get(mark.n)
+                next_of[mark.n] = item.nodeid
         self._pools: dict[int, _Ranks] = {}
         self._store: Store | None = None
         self._template: Template | None = None
@@ -161,13 +169,15 @@ class Bench:
             )
         except checks.NoGpusError as error:
             raise pytest.UsageError(str(error)) from None
-        self._zygote = Zygote(["pytest", "torchcomms_pg.testing.pytest_rank"], self._variables)
+        imports = ["pytest", "torchcomms_pg.testing.pytest_rank", *config.getini("ranks_imports")]
+        path = os.pathsep.join(map(str, config.getini("pythonpath")))
+        self.zygote = Zygote(imports, self._variables, path)
 
     def close(self) -> None:
         """Ends all processes."""
         while self._pools:
             self._pools.popitem()[1].close()
-        for part in (self._template, self._store, self._zygote):
+        for part in (self._template, self._store, self.zygote):
             if part is not None:
                 part.close()
 
@@ -194,19 +204,16 @@ class Bench:
         if test.quit:
             pytest.exit(test.quit)
 
-    def following(self, item: pytest.Item, mark: _Mark) -> str | None:
+    def following(self, item: pytest.Item) -> str | None:
         """Returns the name of the next test that the same ranks will probably run."""
-        for other in self._order[self._places[item.nodeid] + 1 :]:
-            if (found := read_mark(other)) and found.n == mark.n:
-                return other.nodeid
-        return None
+        return self._following[item.nodeid]
 
     def ranks(self, world: int) -> _Ranks:
         """Returns warm ranks, or new ones."""
         if world not in self._pools:
             prints = self._config.getoption("capture") == "no"
             if self._store is None:
-                self._store = Store(self._zygote)
+                self._store = Store(self.zygote)
             self._pools[world] = _Ranks(world, self._prepared(), prints)
         return self._pools[world]
 
@@ -224,7 +231,9 @@ class Bench:
             backend = self._config.getoption("--ranks-backend") or backend
         assert self._store is not None
         devices = self._gpus or 0
-        return Setting(mark.n, self._store.port, self._tests, backend, mark.timeout, devices)
+        # A check judges one test's operations, with the groups they are of.
+        fresh = mark.fresh_group or any(map(self._config.getoption, self._checked))
+        return Setting(mark.n, self._store.port, self._tests, backend, mark.timeout, devices, fresh)
 
     def note(self, option: str, operations: int) -> None:
         """Counts a test that an option has checked, with its operations on all ranks."""
@@ -253,7 +262,7 @@ class Bench:
     def _prepared(self) -> Template:
         if self._template is None:
             self._template = Template(
-                self._zygote, "torchcomms_pg.testing.pytest_rank:template", self._plan()
+                self.zygote, "torchcomms_pg.testing.pytest_rank:template", self._plan()
             )
             number = self._template.prepared[1]
             if number > 1:
@@ -329,15 +338,43 @@ def read_mark(item: pytest.Item) -> _Mark | None:
     """Returns the arguments of a test's mark, or None if they are wrong."""
     mark = item.get_closest_marker("ranks")
     assert mark is not None
+    config = item.config
+    names = [field.name for field in dataclasses.fields(_Mark)]
+    given: dict[str, Any] = dict(zip(names, mark.args, strict=False))
+    if len(mark.args) > len(names) or given.keys() & mark.kwargs.keys():
+        return None
+    given.update(mark.kwargs)
+    given.setdefault("backend", "torchcomms")
+    given.setdefault("timeout", _seconds(config, "ranks_timeout"))
+    given.setdefault("limit", _seconds(config, "ranks_limit"))
+    given.setdefault("fresh_group", config.getini("ranks_fresh_group"))
+    if isinstance(given.get("n"), (list, tuple)):
+        parameters = getattr(item, "callspec", None)
+        given["n"] = parameters.params.get("world_size") if parameters is not None else None
     try:
-        found = _Mark(*mark.args, **mark.kwargs)
+        found = _Mark(**given)
     except TypeError:
         return None
     numbers = isinstance(found.n, int) and not isinstance(found.n, bool) and found.n >= 1
     times = all(
         isinstance(value, (int, float)) and value > 0 for value in (found.timeout, found.limit)
     )
-    return found if numbers and times and isinstance(found.backend, (str, type(None))) else None
+    others = isinstance(found.backend, (str, type(None))) and isinstance(found.fresh_group, bool)
+    if not (numbers and times and others):
+        return None
+    patience = config.getoption("--ranks-patience")
+    return dataclasses.replace(
+        found, timeout=found.timeout * patience, limit=found.limit * patience
+    )
+
+
+def _seconds(config: pytest.Config, name: str) -> float:
+    """Returns the value of an option of pytest's configuration file."""
+    given = config.getini(name)
+    with contextlib.suppress(ValueError):
+        if float(given) > 0:
+            return float(given)
+    raise pytest.UsageError(f"{name} = {given}: wanted seconds, more than 0")
 
 
 class _Test:
@@ -366,8 +403,9 @@ class _Test:
             words = [*map(repr, given.args), *(f"{k}={v!r}" for k, v in given.kwargs.items())]
             return self._refused(
                 f"@pytest.mark.ranks({', '.join(words)}): wanted ranks(n, backend='torchcomms', "
-                "timeout=5, limit=60), with n a number of ranks, 1 or more, backend the name of a "
-                "backend or None, and seconds"
+                "timeout=5, limit=60, fresh_group=True), with n a number of ranks, 1 or more, or a "
+                "list of such numbers if the test is a function, backend the name of a backend or "
+                "None, and seconds"
             )
         self._mark = mark
         try:
@@ -381,7 +419,7 @@ class _Test:
             if self._config.getoption("--check-nccl"):
                 dumps = stack.enter_context(tempfile.TemporaryDirectory(prefix="torchcomms_pg-"))
             run = pytest_rank.Run(
-                self._item.nodeid, self._bench.following(self._item, mark), setting,
+                self._item.nodeid, self._bench.following(self._item), setting,
                 None if folder is None else str(folder), dumps,
             )  # fmt: skip
             try:
@@ -504,7 +542,7 @@ class _Test:
             text = f"did not end the test's groups in time, at {place(stacks)}"
             self._events.append(_Event(rank, time.monotonic(), text=text))
         self._ranks.print_lines(end=True)
-        if renew:
+        if renew or (not mark.fresh_group and any(map(_may_break_group, self._events))):
             self._bench.renew(mark.n)
 
     def _warn(
@@ -706,6 +744,12 @@ def _ends_test(event: _Event) -> bool:
     if report is None:
         return True
     return report.when != "teardown" and not report.passed and not hasattr(report, "context")
+
+
+def _may_break_group(event: _Event) -> bool:
+    """Returns whether operations may have failed, of a group that the next test would share."""
+    report = event.report
+    return report is None or report.failed or hasattr(report, "wasxfail")
 
 
 def _in_a_line(event: _Event) -> str:

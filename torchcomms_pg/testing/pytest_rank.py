@@ -115,6 +115,7 @@ def template(control: int, output: int, plan: Plan) -> None:
     os.chdir(plan.folder)
     os.environ.clear()
     os.environ.update(plan.env)
+    zygote.ask_no_name_server(os.environ)
     sys.path[:], sys.argv[:] = plan.path, plan.argv
     importlib.invalidate_caches()
     if plan.coverage is not None:
@@ -212,8 +213,14 @@ def _save_coverage(stop: bool = False) -> None:
 class RankState:
     """What the fixtures of the plugin give in a rank."""
 
-    def __init__(self, setting: Setting, folder: str | None) -> None:
-        self.setting, self.folder = setting, folder
+    def __init__(self, fresh: Fresh, folder: str | None) -> None:
+        self.setting, self.folder = fresh.setting, folder
+        self._fresh = fresh
+
+    @property
+    def store(self) -> Any:
+        """A client of the store that the ranks meet in, with other keys than the groups'."""
+        return dist.PrefixStore("of the test", self._fresh.store())
 
     @property
     def group(self) -> Any:
@@ -282,7 +289,7 @@ class _Served:
             self.send("missing")
         else:
             self.fresh = Fresh(run.setting.of_rank(self.rank))
-            state = RankState(self.fresh.setting, run.folder)
+            state = RankState(self.fresh, run.folder)
             item.config.torchcomms_pg_state = state  # type: ignore[attr-defined]
             self.debugged = False
             watch = Watch(item.config.getoption("--check-async"), run.dumps, self.rank)

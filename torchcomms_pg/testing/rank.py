@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg  # noqa: F401  # registers the backend
+from torchcomms_pg.testing.zygote import ask_no_name_server
 
 # What a rank finds in the environment besides the variables of torchrun.
 _ALWAYS = {
@@ -33,6 +34,7 @@ _ALWAYS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
 }
 
+_SIGNALS = tuple(signal.valid_signals())
 
 # Functions that read and write what a test may change in torch and in Python.
 _STATES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
@@ -59,6 +61,8 @@ class Setting:
         backend: name of the default group's backend, or None if the test makes its own groups.
         timeout: of the default group, in seconds.
         devices: the number of GPUs; a rank gets the device rank % devices. 0 if no GPU is used.
+        fresh_group: whether the default group is made for this test; else it is the earlier tests'
+            of the same backend and timeout, if there is one.
         rank: of this process.
     """
 
@@ -68,6 +72,7 @@ class Setting:
     backend: str | None = "torchcomms"
     timeout: float = 5.0
     devices: int = 0
+    fresh_group: bool = True
     rank: int = 0
 
     @property
@@ -92,8 +97,12 @@ class Setting:
         return replace(self, rank=rank)
 
 
+# The default group that tests without a fresh one share, with its backend and timeout.
+_kept: tuple[str, float, Any] | None = None
+
+
 class Fresh:
-    """A fresh group and fresh seeds for one test, and what the test must leave as it was."""
+    """A group and fresh seeds for one test, and what the test must leave as it was."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -102,18 +111,25 @@ class Fresh:
         self._path = list(sys.path)
         self._threads = set(threading.enumerate())
         self._states = [read() for read, _ in _STATES]
-        self._signals = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        self._signals = {number: signal.getsignal(number) for number in _SIGNALS}
         random.seed(0)
-        torch.manual_seed(0)
+        _seed_torch()
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(0)
         os.environ.update(_ALWAYS, **setting.environment)
 
     def make_group(self) -> None:
-        """Makes the default group, unless the setting has no backend."""
+        """Makes the default group, unless the setting has no backend or a kept group serves."""
+        global _kept
         setting = self.setting
         if setting.devices:
             torch.cuda.set_device(setting.rank % setting.devices)
+        keep = not setting.fresh_group and setting.backend is not None
+        if _kept is not None:
+            if keep and _kept[:2] == (setting.backend, setting.timeout):
+                return
+            _kept = None
+            dist.destroy_process_group()
         if setting.backend is None:
             return
         dist.set_debug_level_from_env()
@@ -124,6 +140,8 @@ class Fresh:
             world_size=setting.world,
             timeout=timedelta(seconds=setting.timeout),
         )
+        if keep:
+            _kept = setting.backend, setting.timeout, dist.group.WORLD
 
     def store(self) -> dist.Store:
         """Returns a client of the store; its keys are this test's."""
@@ -136,19 +154,27 @@ class Fresh:
         return dist.PrefixStore(f"test{self.setting.number}", store)
 
     def end(self) -> list[str]:
-        """Ends all groups and undoes what the test has changed.
+        """Ends all groups but a kept one, and undoes what the test has changed.
 
         Returns:
             What could not be undone in this process, each as a sentence about the test.
         """
         left = []
-        if dist.is_initialized():
-            try:
-                dist.destroy_process_group()
-            except Exception as error:
-                left.append(f"its groups could not be ended: {error}")
-        os.environ.clear()
-        os.environ.update(self._environment)
+        try:
+            if _kept is None:
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+            elif not dist.is_initialized() or dist.group.WORLD is not _kept[2]:
+                left.append("it ended the group that other tests share; give it fresh_group=True")
+            else:
+                _end_other_groups(_kept[2])
+        except Exception as error:
+            left.append(f"its groups could not be ended: {error}")
+        for name in os.environ.keys() - self._environment.keys():
+            del os.environ[name]
+        for name, value in self._environment.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
         os.chdir(self._folder)
         sys.path[:] = self._path
         for (read, write), value in zip(_STATES, self._states, strict=True):
@@ -158,7 +184,7 @@ class Fresh:
             if signal.getsignal(number) is handler:
                 continue
             if handler is None:
-                name = getattr(number, "name", number)
+                name = getattr(number, "name", f"{number}")
                 left.append(f"it replaced the handler of signal {name}")
             else:
                 signal.signal(number, handler)
@@ -177,6 +203,30 @@ class Fresh:
             if not left or time.monotonic() > deadline:
                 return left
             left[0].join(0.02)
+
+
+_seeded = False
+
+
+def _seed_torch() -> None:
+    """Seeds all of torch's generators with 0."""
+    global _seeded
+    # torch.manual_seed keeps a call, with its stack, for each device that is not initialized.
+    if not _seeded or any(
+        device.is_initialized() for device in (torch.cuda, torch.xpu, torch.mtia)
+    ):
+        torch.manual_seed(0)
+        _seeded = True
+    else:
+        torch.default_generator.manual_seed(0)
+
+
+def _end_other_groups(kept: Any) -> None:
+    """Ends all groups of this process but one, the newest first, as torch ends all."""
+    names = dist.distributed_c10d._world.pg_names
+    for group in sorted(names, key=names.__getitem__, reverse=True):
+        if group is not kept:
+            dist.destroy_process_group(group)
 
 
 _connection: Connection[Any, Any]  # this rank's connection to the test
@@ -259,6 +309,7 @@ def process_of(
     os.chdir(folder)
     sys.path[:] = path
     os.environ.clear()
+    ask_no_name_server(env)
     process(connection, stacks, output, rank, env)
 
 

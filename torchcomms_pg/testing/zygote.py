@@ -16,7 +16,7 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,18 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def die_with_parent() -> None:
     """Has the kernel kill this process when its parent ends, for whatever reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def ask_no_name_server(environment: MutableMapping[str, str]) -> None:
+    """Has processes of this environment look up no name in the network, unless it says how.
+
+    torch's store looks up the name of every host that connects, and serves no rank meanwhile. A
+    name server that loses the query holds the store, or a rank, up for five seconds.
+
+    Args:
+        environment: is changed.
+    """
+    environment.setdefault("RES_OPTIONS", "attempts:0")
 
 
 def main(control: int, modules: Sequence[str]) -> None:
