@@ -4,13 +4,7 @@ import tempfile
 import pytest
 
 from harness import limits, ranks, sampling
-
-# What failed groups write, and the sockets of those that are killed, where a test does not look at
-# them itself: also those of this process and of the programs that tests start, whose environment
-# some modules make when they are imported.
-left = tempfile.TemporaryDirectory(prefix="torchcomms_pg-tests-")
-os.environ["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(left.name, "trace_")
-os.environ["TORCHCOMMS_PG_STATUS"] = os.path.join(left.name, "status")
+from torchcomms_pg_autoload.pytest_plugin import BENCH
 
 
 def pytest_addoption(parser):
@@ -31,7 +25,24 @@ def pytest_addoption(parser):
 collect_ignore_glob = []
 
 
+def is_rank(config):
+    """Returns whether this process is a rank of a test with the mark ``ranks``."""
+    return hasattr(config, "torchcomms_pg_rank")
+
+
 def pytest_configure(config):
+    if is_rank(config):
+        limits.set_pace(config.getoption("--ranks-patience"))
+        return
+    if ranks.BACKEND != "torchcomms":
+        config.option.ranks_backend = ranks.BACKEND
+    # What failed groups write, and the sockets of those that are killed, where a test does not look
+    # at them itself: also those of this process and of the programs that tests start, whose
+    # environment some modules make when they are imported.
+    left = tempfile.TemporaryDirectory(prefix="torchcomms_pg-tests-")
+    config.add_cleanup(left.cleanup)
+    os.environ["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(left.name, "trace_")
+    os.environ["TORCHCOMMS_PG_STATUS"] = os.path.join(left.name, "status")
     os.environ["TEST_DEVICE"] = config.getoption("--device")
     if config.getoption("--device") == "cuda":
         from harness import gpus
@@ -45,16 +56,24 @@ def pytest_configure(config):
 def rank_processes():
     yield
     ranks.close_all()
-    left.cleanup()
 
 
+@pytest.fixture
+def world(world_size):
+    return world_size
+
+
+@pytest.hookimpl(trylast=True)  # after the plugin's
 def pytest_collection_finish(session):
     """Starts what forks the ranks before the first test's time limit counts: it imports torch."""
-    if session.items and not session.config.option.collectonly:
+    config = session.config
+    if session.items and not config.option.collectonly and not is_rank(config):
         wanted = {getattr(item.function, "started_with", None) for item in session.items}
-        ranks.start(wanted)
+        bench = config.stash.get(BENCH, None)
+        ranks.start(config.getini("ranks_imports"), wanted, bench and bench.zygote)
+        config.option.ranks_patience = max(config.option.ranks_patience, limits.pace())
         for item in session.items:
-            limit = limits.grown(limit_of(session.config, item))
+            limit = limits.grown(limit_of(config, item))
             item.add_marker(pytest.mark.timeout(limit), append=False)
 
 
@@ -82,16 +101,19 @@ def pytest_runtest_setup(item):
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest's selection by marker
 def pytest_collection_modifyitems(config, items):
     """TEST_BACKEND=gloo checks harness and reference values; what Gloo lacks is skipped there."""
+    for item in items:
+        mark = item.get_closest_marker("beyond_gloo")
+        if mark and ranks.BACKEND == "gloo":
+            item.add_marker(pytest.mark.skip(reason="Gloo cannot do this"))
+    if is_rank(config):  # has to find each test that it is told to run
+        yield
+        return
     sampling.mark_slow(items)
     turn, turns = map(int, config.getoption("--turn").split("/"))
     every = list(items)
     items[:] = sampling.of_turn(items, turn, turns)
     if len(items) < len(every):
         config.hook.pytest_deselected(items=[item for item in every if item not in set(items)])
-    for item in items:
-        mark = item.get_closest_marker("beyond_gloo")
-        if mark and ranks.BACKEND == "gloo":
-            item.add_marker(pytest.mark.skip(reason="Gloo cannot do this"))
     yield
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
     items[:] = sampling.long_ones_first(items, lambda item: limit_of(config, item), processes)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager
 
-from harness.ranks import Ranks, on_ranks, wait_for
+from harness.ranks import Ranks, wait_for
 from harness.values import all_data, assert_reduced, assert_same, data
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]  # Gloo does not coalesce
@@ -57,12 +57,12 @@ def test_a_batch_goes_with_the_thread_that_has_left_it_open():
         assert "which have not run: 1, first all_reduce" in ranks.output(0)
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_the_backend_says_that_it_coalesces(world):
     assert the_backend().supports_coalescing
 
 
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 @flavours
 @pytest.mark.parametrize("async_ops", [False, True])
 def test_coalescing_manager_all_reduce(world, device, async_ops):
@@ -77,7 +77,7 @@ def test_coalescing_manager_all_reduce(world, device, async_ops):
         assert_reduced(tensor, expected)
 
 
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 @flavours
 def test_coalescing_manager_all_gather_into_tensor(world, device):
     inputs = [all_data(world, size) for size in SIZES]
@@ -90,7 +90,7 @@ def test_coalescing_manager_all_gather_into_tensor(world, device):
         assert_same(output, torch.cat(x))
 
 
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 @flavours
 def test_coalescing_manager_reduce_scatter_tensor(world, device):
     me = dist.get_rank()
@@ -104,7 +104,7 @@ def test_coalescing_manager_reduce_scatter_tensor(world, device):
         assert_reduced(output, [y[me : me + 1] for y in x])
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_coalesced_calls_and_a_group_of_the_communicator_behind_them_are_one_batch(world):
     import torchcomms_pg
 
@@ -137,7 +137,7 @@ def asynchronous(name):
     return options
 
 
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 def test_mixed_collectives_between_start_and_end(world):
     """Directly on the backend: torch's manager takes one kind of collective at a time."""
     me, backend = dist.get_rank(), the_backend()
@@ -155,7 +155,7 @@ def test_mixed_collectives_between_start_and_end(world):
     assert_same(gathered, torch.cat(inputs))
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_synchronous_call_inside_a_group_returns_no_work_to_wait_for(world):
     """dist.broadcast waits for whatever Work it gets, which would be before the launch."""
     tensor = data(dist.get_rank(), 5003)
@@ -165,7 +165,7 @@ def test_a_synchronous_call_inside_a_group_returns_no_work_to_wait_for(world):
     assert_same(tensor, data(1, 5003))
 
 
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 def test_mixed_dtypes_in_one_group(world):
     dtypes = (torch.float32, torch.int64, torch.bfloat16, torch.uint8)
     inputs = [all_data(world, 1025, dtype) for dtype in dtypes]
@@ -177,7 +177,7 @@ def test_mixed_dtypes_in_one_group(world):
         assert_reduced(tensor, x)
 
 
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 def test_backend_coalesced_methods(world):
     backend, me = the_backend(), dist.get_rank()
     inputs = [all_data(world, size) for size in SIZES]
@@ -187,7 +187,7 @@ def test_backend_coalesced_methods(world):
         assert_reduced(tensor, x)
 
 
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 def test_process_group_coalesced_methods(world):
     group, me = dist.group.WORLD, dist.get_rank()
     inputs = [all_data(world, (world, size)) for size in SIZES]
@@ -200,7 +200,7 @@ def test_process_group_coalesced_methods(world):
         assert_reduced(part, [y[me : me + 1] for y in x])
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_an_empty_group_is_harmless(world):
     the_backend()._start_coalescing()
     work = the_backend()._end_coalescing()
@@ -211,7 +211,7 @@ def test_an_empty_group_is_harmless(world):
     assert_same(tensor, torch.full((3,), 2.0))
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_an_exception_inside_a_group_leaves_the_next_calls_working(world):
     """Nothing of the abandoned group may run, on any rank, and the group must not stay open."""
     untouched = data(dist.get_rank(), 100)
@@ -227,7 +227,7 @@ def test_an_exception_inside_a_group_leaves_the_next_calls_working(world):
     assert_same(tensor, torch.full((100,), 2.0))
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_sparse_all_reduce_inside_a_group_is_refused(world):
     tensor = torch.eye(3).to_sparse()
     with pytest.raises(RuntimeError, match="sparse.*several operations"):
@@ -239,7 +239,7 @@ def test_a_sparse_all_reduce_inside_a_group_is_refused(world):
     assert_same(tensor.to_dense(), 2 * torch.eye(3))
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_bad_call_inside_a_group_is_refused_at_once_and_breaks_nothing(world):
     """The rest of the group runs, or the group is dropped whole and its end says so."""
     backend = the_backend()
@@ -261,7 +261,7 @@ def test_a_bad_call_inside_a_group_is_refused_at_once_and_breaks_nothing(world):
     assert_same(tensor, torch.full((10,), 2.0))
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_one_coalesced_group_bumps_the_sequence_number_once(world):
     backend = the_backend()
     before = backend._get_sequence_number_for_group()
@@ -271,7 +271,7 @@ def test_one_coalesced_group_bumps_the_sequence_number_once(world):
     assert backend._get_sequence_number_for_group() == before + 1
 
 
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 def test_point_to_point_and_collectives_in_one_group(world):
     me, backend = dist.get_rank(), the_backend()
     left, right = (me - 1) % world, (me + 1) % world

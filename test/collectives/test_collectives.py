@@ -6,7 +6,6 @@ import torch.distributed as dist
 
 from harness import catalogue
 from harness.comms import each_backend, make
-from harness.ranks import on_ranks
 from harness.values import HUGE, MOVABLE, SIZES, all_data, assert_reduced, assert_same, data
 
 moves = pytest.mark.parametrize("dtype", MOVABLE, ids=lambda d: str(d).removeprefix("torch."))
@@ -14,7 +13,7 @@ beyond_gloo = pytest.mark.beyond_gloo
 
 
 @beyond_gloo
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 def test_all_gather_into_tensor_accepts_a_stacked_output(world):
     inputs = all_data(world, (3, 5))
     output = torch.empty(world, 3, 5)
@@ -22,7 +21,7 @@ def test_all_gather_into_tensor_accepts_a_stacked_output(world):
     assert_same(output, torch.stack(inputs))
 
 
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 def test_all_gather_into_tensor_may_gather_in_place(world):
     for size in SIZES:
         inputs = all_data(world, size)
@@ -34,7 +33,7 @@ def test_all_gather_into_tensor_may_gather_in_place(world):
 
 
 @beyond_gloo
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 def test_reduce_scatter_tensor_may_scatter_in_place(world):
     for size in SIZES:
         inputs = all_data(world, (world, size))
@@ -44,7 +43,7 @@ def test_reduce_scatter_tensor_may_scatter_in_place(world):
 
 
 @beyond_gloo
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 @pytest.mark.parametrize("operation", ("all_gather_v", "reduce_scatter_v", "all_to_all_v_single"))
 def test_sizes_may_differ_and_be_zero(world, operation):
     """Rank r has (r + 2 * p) % 4 rows for rank p: some have nothing."""
@@ -54,7 +53,7 @@ def test_sizes_may_differ_and_be_zero(world, operation):
     catalogue.run(catalogue.OPERATIONS[operation], cases)
 
 
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 def test_all_to_all_single_with_splits_on_one_side_only(world):
     inputs = all_data(world, (world * 2, 3))
     output = torch.empty(world * 2, 3)
@@ -64,7 +63,7 @@ def test_all_to_all_single_with_splits_on_one_side_only(world):
 
 @pytest.mark.product
 @beyond_gloo
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 @moves
 def test_all_to_all_of_lists_of_any_sizes(world, dtype):
     """What rank r sends to peer p has 3 * r + p elements of a common unit."""
@@ -82,7 +81,7 @@ def test_all_to_all_of_lists_of_any_sizes(world, dtype):
 
 @pytest.mark.skipif(not hasattr(dist, "gather_single"), reason="torch 2.14 and later")
 @beyond_gloo
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 def test_gather_single_concatenates_on_the_root(world):
     for size in SIZES:
         inputs = all_data(world, size)
@@ -94,7 +93,7 @@ def test_gather_single_concatenates_on_the_root(world):
 
 
 @pytest.mark.skipif(not hasattr(dist, "all_gather_single"), reason="torch 2.13 and later")
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 def test_canonical_single_names_do_the_same(world):
     me = dist.get_rank()
     inputs = all_data(world, (world, 1025))
@@ -106,7 +105,7 @@ def test_canonical_single_names_do_the_same(world):
     assert_reduced(part, [x[me : me + 1] for x in inputs])
 
 
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 def test_zero_dimensional_tensors_are_tensors_of_one_element(world):
     tensor = torch.tensor(float(dist.get_rank() + 1))
     dist.all_reduce(tensor)
@@ -117,7 +116,7 @@ def test_zero_dimensional_tensors_are_tensors_of_one_element(world):
 
 
 @beyond_gloo
-@on_ranks(1, 2, 3)
+@pytest.mark.ranks((1, 2, 3))
 @pytest.mark.parametrize("dtype", (torch.uint8, torch.bfloat16, torch.float32, torch.bool))
 def test_nothing_outside_the_tensors_is_written(world, dtype):
     """Outputs of every small size, at every alignment, between bytes that must stay."""
@@ -153,7 +152,7 @@ def test_nothing_outside_the_tensors_is_written(world, dtype):
             assert_same(outside, torch.ones_like(outside), f"{name}, size {size}")
 
 
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 def test_tensors_that_require_grad_are_reduced_in_place(world):
     parameter = torch.nn.Parameter(data(dist.get_rank(), 1025))
     with torch.no_grad():
@@ -181,7 +180,7 @@ def cases(world, **others):
 
 @pytest.mark.product
 @beyond_gloo
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 @pytest.mark.parametrize("operation", catalogue.OPERATIONS)
 def test_each_way_to_wait_gives_the_values_of_plain_pytorch(world, operation):
     catalogue.run(catalogue.OPERATIONS[operation], cases(world))
@@ -189,7 +188,7 @@ def test_each_way_to_wait_gives_the_values_of_plain_pytorch(world, operation):
 
 @pytest.mark.product
 @beyond_gloo
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 @moves
 @pytest.mark.parametrize(
     "operation", ("broadcast", "all_gather", "all_gather_single", "all_to_all_single")
@@ -212,7 +211,7 @@ LARGE = {
 
 
 @pytest.mark.product
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 @pytest.mark.parametrize("operation", LARGE)
 def test_tensors_of_all_sizes_up_to_many_chunks_arrive_whole(world, operation):
     sizes, dtypes = LARGE[operation]
@@ -223,7 +222,7 @@ def test_tensors_of_all_sizes_up_to_many_chunks_arrive_whole(world, operation):
 @pytest.mark.product
 @beyond_gloo
 @each_backend
-@on_ranks(1, 2, 3)
+@pytest.mark.ranks((1, 2, 3))
 @pytest.mark.parametrize("operation", catalogue.TORCHCOMM)
 def test_operations_of_torchcomm_give_the_values_of_plain_pytorch(world, operation, backend):
     comm = make("catalogue", backend)
@@ -232,7 +231,7 @@ def test_operations_of_torchcomm_give_the_values_of_plain_pytorch(world, operati
 
 
 @beyond_gloo
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 def test_many_async_operations_in_flight_run_in_issue_order(world):
     """Each reads what the one before wrote."""
     tensor = torch.ones(2049)
@@ -243,7 +242,7 @@ def test_many_async_operations_in_flight_run_in_issue_order(world):
 
 
 @beyond_gloo
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 def test_sync_after_async_runs_after_it(world):
     tensor = torch.ones(100_001)
     work = dist.all_reduce(tensor, async_op=True)
@@ -252,7 +251,7 @@ def test_sync_after_async_runs_after_it(world):
     work.wait()
 
 
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 def test_results_have_the_same_bits_on_every_rank_and_in_every_run(world):
     for size in (1, 1025, 300_001):
         runs = []
@@ -266,7 +265,7 @@ def test_results_have_the_same_bits_on_every_rank_and_in_every_run(world):
             assert_same(other, runs[0], f"size {size}")
 
 
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 def test_barrier_lets_nobody_through_before_the_last_has_come(world):
     """Before each barrier every rank counts itself in the store; after it all must be counted."""
     store = dist.PrefixStore("barrier", dist.group.WORLD.get_group_store())
@@ -283,21 +282,21 @@ def test_barrier_lets_nobody_through_before_the_last_has_come(world):
         dist.barrier()
 
 
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 def test_many_asynchronous_barriers(world):
     works = [dist.barrier(async_op=True) for _ in range(50)]
     for work in works:
         work.wait()
 
 
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 def test_monitored_barrier_passes_when_all_arrive(world):
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     for wait_all_ranks in (False, True):
         backend.monitored_barrier(wait_all_ranks=wait_all_ranks)
 
 
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 def test_sparse_all_reduce_sums_sparse_tensors(world):
     def mine(rank):
         index = torch.tensor([[rank, rank + 1, 0], [0, 1, 2]])

@@ -6,7 +6,6 @@ import torch
 from harness import catalogue
 from harness.comms import each_backend, make
 from harness.document import reducible
-from harness.ranks import on_ranks
 from harness.values import MOVABLE
 
 pytestmark = pytest.mark.beyond_gloo
@@ -37,7 +36,7 @@ class Reduced(catalogue.Case):
         assert work.exception() is None
 
 
-@on_ranks(1, 2, 3)
+@pytest.mark.ranks((1, 2, 3))
 @each_backend
 def test_every_reduction_takes_what_the_document_says(world, backend):
     comm, document = make("reducible", backend), reducible()
@@ -56,7 +55,7 @@ def test_every_reduction_takes_what_the_document_says(world, backend):
     comm.finalize()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 @each_backend
 def test_every_dtype_moves(world, backend):
     comm = make("movable", backend)

@@ -8,7 +8,6 @@ import torch.distributed as dist
 
 from harness import catalogue
 from harness.catalogue import ALL_LAYOUTS, LAYOUTS, place
-from harness.ranks import on_ranks
 from harness.values import all_data, assert_reduced, assert_same, data
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.product]
@@ -24,7 +23,7 @@ class ContiguousInputs(catalogue.Case):
 
 
 @each
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 def test_tensors_of_every_layout_give_the_values_of_plain_pytorch(world, operation):
     for kind in (catalogue.Case, ContiguousInputs):
         for dtype in (torch.float32, torch.int64):
@@ -33,7 +32,7 @@ def test_tensors_of_every_layout_give_the_values_of_plain_pytorch(world, operati
 
 
 @each
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 def test_ranks_may_use_different_layouts_of_one_shape(world, operation):
     """Values count, not memory order."""
     case = catalogue.Case(world, 6, layout=LAYOUTS[dist.get_rank()], row=(5, 4))
@@ -54,7 +53,7 @@ class Column(catalogue.Case):
 
 
 @each
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 def test_nothing_is_written_between_the_elements_of_a_tensor(world, operation):
     catalogue.run(catalogue.OPERATIONS[operation], [Column(world, 6, matrices=[])])
 
@@ -82,14 +81,14 @@ class LatePeer(catalogue.Case):
 
 
 @each
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 def test_contiguous_copies_live_until_an_operation_has_ended(world, operation):
     for size in (50, 20_011):
         cases = LatePeer(world, 6, row=(size, 2), taken=[]).over(("async",), LAYOUTS[1:])
         catalogue.run(catalogue.OPERATIONS[operation], cases)
 
 
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 @pytest.mark.parametrize("layout", ALL_LAYOUTS)
 def test_an_operation_reads_what_the_one_before_it_has_written(world, layout):
     """Though nobody has waited in between, and a contiguous copy is read."""
@@ -112,7 +111,7 @@ def test_an_operation_reads_what_the_one_before_it_has_written(world, layout):
     assert (output == world**2).all()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_send_and_recv_of_every_layout(world):
     operation, peer = (dist.send, 1) if dist.get_rank() == 0 else (dist.recv, 0)
     for layout in ALL_LAYOUTS:
@@ -121,7 +120,7 @@ def test_send_and_recv_of_every_layout(world):
         assert_same(tensor, data(0, (6, 5, 4)), layout)
 
 
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 @pytest.mark.parametrize("async_op", (False, True))
 def test_results_reach_tensors_of_inference_mode_inside_it_and_after(world, async_op):
     me = dist.get_rank()

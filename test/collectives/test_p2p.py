@@ -6,14 +6,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.ranks import connect_store, on_ranks, woken
+from harness.ranks import woken
 from harness.values import HUGE, MOVABLE, SIZES, assert_same, data
 
 beyond_gloo = pytest.mark.beyond_gloo
 
 
 @beyond_gloo
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 @pytest.mark.parametrize("dtype", MOVABLE, ids=lambda d: str(d).removeprefix("torch."))
 def test_send_and_recv_around_a_ring(world, dtype):
     me = dist.get_rank()
@@ -29,7 +29,7 @@ def test_send_and_recv_around_a_ring(world, dtype):
         assert_same(received, data(left, size, dtype), f"size {size}")
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_large_messages(world):
     me = dist.get_rank()
     for sender in range(2):
@@ -41,7 +41,7 @@ def test_large_messages(world):
             assert_same(received, data(sender, HUGE))
 
 
-@on_ranks(2, 3, 4)
+@pytest.mark.ranks((2, 3, 4))
 def test_isend_and_irecv_between_all_pairs_at_once(world):
     me = dist.get_rank()
     peers = [rank for rank in range(world) if rank != me]
@@ -56,7 +56,7 @@ def test_isend_and_irecv_between_all_pairs_at_once(world):
 
 
 @beyond_gloo
-@on_ranks(2)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("batched", [False, True])
 def test_what_is_sent_may_have_any_strides_though_its_receiver_is_late(world, batched):
     """Its contiguous copy lives until the message has left, whatever else takes memory."""
@@ -79,7 +79,7 @@ def test_what_is_sent_may_have_any_strides_though_its_receiver_is_late(world, ba
 
 
 @beyond_gloo
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_large_isend_both_ways_before_any_recv_does_not_deadlock(world):
     me = dist.get_rank()
     sent = dist.isend(data(me, HUGE), 1 - me)
@@ -90,7 +90,7 @@ def test_large_isend_both_ways_before_any_recv_does_not_deadlock(world):
     assert_same(received, data(1 - me, HUGE))
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_works_may_be_waited_for_in_any_order(world):
     me = dist.get_rank()
     if me == 0:
@@ -105,7 +105,7 @@ def test_works_may_be_waited_for_in_any_order(world):
         assert_same(tensor, data(turn, 5001), f"message {turn}")
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_messages_between_two_ranks_do_not_overtake(world):
     for turn in range(50):
         size = (turn * 977) % 3000
@@ -117,7 +117,7 @@ def test_messages_between_two_ranks_do_not_overtake(world):
             assert_same(tensor, data(turn, size), f"message {turn}")
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_equal_tags_match(world):
     for tag in (0, 1, 77):
         tensor = data(dist.get_rank(), 100)
@@ -129,7 +129,7 @@ def test_equal_tags_match(world):
 
 
 @beyond_gloo
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_tags_are_matched_or_refused_but_never_ignored(world):
     """Received in the other order, a message goes to its tag, or the first call says no."""
     me = dist.get_rank()
@@ -149,7 +149,7 @@ def test_tags_are_matched_or_refused_but_never_ignored(world):
             assert_same(tensors[tag - 5], data(tag, 10), f"tag {tag}")
 
 
-@on_ranks(3, 4)
+@pytest.mark.ranks((3, 4))
 def test_recv_from_any_source_says_who_sent(world):
     """ProcessGroupNCCL cannot; over shared memory it costs nothing."""
     size = 1025
@@ -165,7 +165,7 @@ def test_recv_from_any_source_says_who_sent(world):
         assert seen == set(range(1, world))
 
 
-@on_ranks(2, 3, 4)
+@pytest.mark.ranks((2, 3, 4))
 def test_batch_isend_irecv_exchanges_with_both_neighbours(world):
     me = dist.get_rank()
     left, right = (me - 1) % world, (me + 1) % world
@@ -190,7 +190,7 @@ def test_batch_isend_irecv_exchanges_with_both_neighbours(world):
 
 
 @beyond_gloo
-@on_ranks(1)
+@pytest.mark.ranks(1)
 def test_a_rank_alone_may_send_to_itself_in_a_batch(world):
     me = dist.get_rank()
     for size in SIZES:
@@ -205,7 +205,7 @@ def test_a_rank_alone_may_send_to_itself_in_a_batch(world):
 
 
 @beyond_gloo
-@on_ranks(2, 3, 4)
+@pytest.mark.ranks((2, 3, 4))
 def test_batches_of_many_messages_of_mixed_sizes_and_dtypes(world):
     """Every rank sends three messages to every rank, itself included, in a rank's own order."""
     me = dist.get_rank()
@@ -225,7 +225,7 @@ def test_batches_of_many_messages_of_mixed_sizes_and_dtypes(world):
         assert_same(tensor, data(peer, size, dtype, salt=10 * me + number), f"{peer}/{number}")
 
 
-@on_ranks(3, 4)
+@pytest.mark.ranks((3, 4))
 def test_group_ranks_are_translated_in_subgroups(world):
     """In the group of ranks 1 and 2, dist.send takes the global rank."""
     group = dist.new_group([1, 2])
@@ -241,7 +241,7 @@ def test_group_ranks_are_translated_in_subgroups(world):
 
 
 @beyond_gloo
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_collectives_and_messages_may_alternate(world):
     me = dist.get_rank()
     for turn in range(5):
@@ -255,7 +255,7 @@ def test_collectives_and_messages_may_alternate(world):
         assert_same(message, data(0, 3001, salt=turn))
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_waiting_for_a_message_does_not_wait_for_collectives(world):
     """Rank 1 calls the collective when it has had the answer to its message."""
     me, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
@@ -306,7 +306,7 @@ EXCHANGES = [there_and_back, both_in_a_batch, both_apart, both_with_a_timeout]
 
 
 @beyond_gloo
-@on_ranks(2)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("count", [3, 15_000])
 def test_a_message_that_is_waited_for_at_once_wakes_no_thread(world, exchange, count):
@@ -325,10 +325,10 @@ def test_a_message_that_is_waited_for_at_once_wakes_no_thread(world, exchange, c
 
 
 @beyond_gloo
-@on_ranks(2)
-def test_receives_that_nobody_waits_for_make_room_for_more(port, prefix):
+@pytest.mark.ranks(2)
+def test_receives_that_nobody_waits_for_make_room_for_more(store):
     """Rank 0 sends more than fits between the ranks, and rank 1 waits for something else."""
-    me, store = dist.get_rank(), connect_store(port, prefix)
+    me = dist.get_rank()
     count = 5000
     if me == 0:
         for number in range(count):

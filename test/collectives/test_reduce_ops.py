@@ -5,7 +5,6 @@ import torch
 import torch.distributed as dist
 
 from harness import catalogue
-from harness.ranks import on_ranks
 from harness.values import (
     COMPLEX,
     FLOAT8,
@@ -42,20 +41,20 @@ def check(operations, world, dtype, *ops, **others):
             catalogue.run(catalogue.OPERATIONS[name], [case])
 
 
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 @every("dtype", FLOATS + INTEGERS)
 def test_all_reduce(world, dtype):
     check(["all_reduce"], world, dtype, *ARITHMETIC)
 
 
 @beyond_gloo
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 @every("dtype", FLOATS + INTEGERS)
 def test_avg_divides_by_the_number_of_ranks_and_integers_truncate(world, dtype):
     check(["all_reduce"], world, dtype, "AVG")
 
 
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 @every("op", BITWISE)
 @every("dtype", INTEGERS)
 def test_bitwise_all_reduce_of_integers(world, dtype, op):
@@ -65,21 +64,21 @@ def test_bitwise_all_reduce_of_integers(world, dtype, op):
 
 
 @beyond_gloo
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 def test_bool_all_reduce_is_logical(world):
     """SUM and MAX are or, PRODUCT and MIN are and, and the result holds only 0 and 1."""
     check(["all_reduce"], world, torch.bool, *ARITHMETIC, *BITWISE)
 
 
 @beyond_gloo
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 @every("dtype", COMPLEX)
 def test_complex_sum_and_average(world, dtype):
     check(["all_reduce"], world, dtype, "SUM", "AVG")
 
 
 @beyond_gloo
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 @every("dtype", FLOAT8)
 @every("op", ("SUM", "MIN", "MAX"))
 def test_float8_all_reduce_is_exact_where_the_result_is_representable(world, dtype, op):
@@ -93,7 +92,7 @@ def test_float8_all_reduce_is_exact_where_the_result_is_representable(world, dty
 
 
 @beyond_gloo
-@on_ranks(3, 4)
+@pytest.mark.ranks((3, 4))
 @every("dtype", (torch.float16, torch.bfloat16))
 def test_16_bit_floats_are_accumulated_in_32_bits(world, dtype):
     """1 + tiny + tiny + ... keeps the tiny ones, which 16-bit additions would drop one by one."""
@@ -107,7 +106,7 @@ def test_16_bit_floats_are_accumulated_in_32_bits(world, dtype):
 
 
 @beyond_gloo
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 @every("dtype", FLOATS)
 @every("factor", ("scalar", "tensor"))
 def test_premul_sum_multiplies_before_it_adds(world, dtype, factor):
@@ -116,7 +115,7 @@ def test_premul_sum_multiplies_before_it_adds(world, dtype, factor):
 
 
 @beyond_gloo
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_premul_sum_uses_each_ranks_own_factor(world):
     factor = dist.get_rank() + 2.0
     tensor = torch.ones(1025)
@@ -124,27 +123,27 @@ def test_premul_sum_uses_each_ranks_own_factor(world):
     assert_same(tensor, torch.full((1025,), 5.0))
 
 
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 @every("dtype", (torch.float32, torch.float64, torch.int32, torch.uint8))
 def test_reduce(world, dtype):
     check(["reduce"], world, dtype, *ARITHMETIC)
 
 
 @beyond_gloo
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 @every("dtype", (torch.float32, torch.bfloat16, torch.int64))
 def test_reduce_scatter(world, dtype):
     check(["reduce_scatter_single", "reduce_scatter"], world, dtype, *ARITHMETIC, "AVG")
 
 
 @beyond_gloo
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 def test_bitwise_reduce_and_reduce_scatter(world):
     check(["reduce", "reduce_scatter_single"], world, torch.int32, *BITWISE)
 
 
 @beyond_gloo
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 def test_special_float_values_follow_ieee(world):
     """inf - inf is nan, nan stays nan in a sum."""
     inf, nan = float("inf"), float("nan")
@@ -167,7 +166,7 @@ REFUSED = [
 
 
 @beyond_gloo
-@on_ranks(2)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("dtype, op", REFUSED, ids=[f"{short(d)}-{o}" for d, o in REFUSED])
 def test_an_op_without_a_meaning_for_the_dtype_is_refused_and_nothing_is_enqueued(world, dtype, op):
     """Only rank 0 makes the mistake; the next all_reduce pairs with rank 1's."""
@@ -186,7 +185,7 @@ def test_an_op_without_a_meaning_for_the_dtype_is_refused_and_nothing_is_enqueue
 
 
 @beyond_gloo
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_int16_which_nccl_lacks_is_reduced_right_or_refused_by_name(world):
     inputs = all_data(world, 1025, torch.int16)
     tensor = inputs[dist.get_rank()].clone()

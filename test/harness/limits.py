@@ -11,6 +11,11 @@ MOST = 10.0  # the greatest factor: beyond it a test says little
 _pace = 1.0
 
 
+def pace():
+    """Returns the factor."""
+    return _pace
+
+
 def set_pace(pace):
     """Sets the factor, up to MOST; a smaller factor than the present one changes nothing."""
     global _pace

@@ -38,31 +38,33 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 WORLDS = (1, 2, 3, 4)
 GROUP_TIMEOUT = 30.0  # of the shared ranks' default group: longer than any healthy test
 
-# What ranks use, and would import one after the other.
-PRELOADED = (
-    "pytest",
-    "torch._dynamo",
-    "torch.distributed.fsdp",
-    "torch.distributed.optim",
-    "torch.distributed.tensor.parallel",
-    "harness.catalogue",
-)
 _zygotes = {}
+_plugins = []  # of the tests with the mark, which the plugin ends
+_imports = ()
 
 
 def _zygote_process(started_with=None):
     """Returns the zygote whose environment has these variables besides this process's."""
     variables = tuple(sorted(started_with().items())) if started_with else ()
     if variables not in _zygotes:
-        # A failure on an accelerator raises, so that tests can see it, and does not end the rank.
-        name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-        env = {name: os.environ.get(name, "0"), **dict(variables)}
-        _zygotes[variables] = Zygote(PRELOADED, env, os.pathsep.join((str(TESTS), str(ROOT))))
+        path = os.pathsep.join((str(TESTS), str(ROOT)))
+        _zygotes[variables] = Zygote(_imports, dict(variables), path)
     return _zygotes[variables]
 
 
-def start(started_with=(None,)):
-    """Starts a zygote for each of `started_with`; returns once all of them can fork ranks."""
+def start(imports, started_with=(None,), plugins=None):
+    """Starts a zygote for each of `started_with`; returns once all of them can fork ranks.
+
+    Args:
+        imports: what the zygotes import.
+        started_with: functions as of `Ranks`.
+        plugins: the zygote of the tests with the mark ``ranks``, which serves those of None, too.
+    """
+    global _imports
+    _imports = imports
+    if plugins is not None:
+        _zygotes[()] = plugins
+        _plugins.append(plugins)
     for zygote in list(map(_zygote_process, started_with)):
         limits.set_pace(zygote.wait_until_ready() / limits.IMPORT)
 
@@ -140,6 +142,9 @@ class Ranks(calls.Calls):
     def make_processes(self, env, delete_env, started_with):
         """Forks the ranks, and fills pids, connections and outputs."""
         zygote = _zygote_process(started_with)
+        # A failure on an accelerator raises, so that tests can see it, and does not end the rank.
+        name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+        env = {name: os.environ.get(name, "0"), **env}
         for _ in range(self.world):
             self.fork(zygote, "torchcomms_pg.testing.rank:process", env, delete_env)
 
@@ -219,7 +224,9 @@ def close_all():
     while _pools:
         _pools.popitem()[1].close()
     while _zygotes:
-        _zygotes.popitem()[1].close()
+        zygote = _zygotes.popitem()[1]
+        if zygote not in _plugins:
+            zygote.close()
 
 
 GIVEN = ("world", "port", "prefix")
