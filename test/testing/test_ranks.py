@@ -79,8 +79,16 @@ def cases(tmp_path_factory):
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shared")
+    (folder / "below").mkdir()
+    (folder / "below" / "conftest.py").write_text(
+        "import pytest\n@pytest.fixture\ndef below(rank): return rank + 1\n"
+    )
+    (folder / "below" / "below.py").write_text(
+        "import pytest\n@pytest.mark.ranks(2)\n"
+        "def test_of_a_folder_with_a_conftest(rank, below): assert below == rank + 1\n"
+    )
     defaults = ("-o", "ranks_timeout=1", "-o", "ranks_fresh_group=false", "--ranks-patience=1.5")
-    return Cases(folder, "shared.py", *defaults, unset=("RES_OPTIONS",))
+    return Cases(folder, "shared.py", "below/below.py", *defaults, unset=("RES_OPTIONS",))
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +133,7 @@ def test_a_test_that_succeeds_on_all_ranks_passes(cases, name):
         "test_of_several_numbers[3ranks]",
         "test_after_one_that_ends_its_group_has_new_processes[2ranks]",
         "test_asks_no_name_server",
+        "test_of_a_folder_with_a_conftest",
     ),
 )
 def test_tests_that_share_a_group_pass(shared, name):

@@ -242,7 +242,7 @@ class RankState:
         return init_device_mesh(device, (self.setting.world,))
 
 
-@dataclass
+@dataclass(eq=False)  # pytest makes sets of plugins
 class _Served:
     """The plugin of a rank: runs tests, and sends what becomes of them."""
 
