@@ -74,6 +74,9 @@ def _load():
 
 
 def pytest_configure(config):
+    if hasattr(config, "torchcomms_pg_rank"):
+        config.pluginmanager.unregister(name=__name__)  # the process that tests stops the ranks
+        return
     seed = int(os.environ.get("STRESS_SEED", time.time_ns() % 1_000_000))
     config.stops, config.load = 0, []
     config.stopper = Stopper(seed)
@@ -90,14 +93,16 @@ def pytest_report_header(config):
     return f"stress: STRESS_SEED={config.stopper.seed}, {len(config.load)} processes of load"
 
 
-def pytest_runtest_setup(item):
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    stopper = item.config.stopper
     if not item.get_closest_marker("stops_ranks"):
-        item.config.stopper.running.set()
-
-
-def pytest_runtest_teardown(item):
-    item.config.stopper.running.clear()
-    item.config.stopper.idle.wait(LONGEST_STOP + 1)
+        stopper.running.set()
+    try:
+        return (yield)
+    finally:
+        stopper.running.clear()
+        stopper.idle.wait(LONGEST_STOP + 1)
 
 
 def pytest_sessionfinish(session):
