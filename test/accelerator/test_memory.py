@@ -162,7 +162,7 @@ def test_a_torch_for_cpus_has_no_pools():
         torchcomms_pg.memory.allocator(torchcomms_pg.Backend.Options())
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_tensors_of_cpus_are_not_allocated_by_the_group(world):
     cpu = torch.device("cpu")
     group = dist.group.WORLD._get_backend(cpu)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torchcomms_pg
 from harness.comms import new_group_with
 from harness.programs import run_python
-from harness.ranks import Ranks, check, init_default_group, on_ranks, wait_for
+from harness.ranks import Ranks, check, init_default_group, wait_for
 from harness.recorders import short_group
 from harness.values import assert_same
 from torchcomms_pg import _C
@@ -144,7 +144,7 @@ def test_a_deterministic_group_excludes_nvls(deterministic, set_to, told):
 
 
 @pytest.mark.torch_version
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_enable_timing_has_works_know_how_long_they_took(world):
     group = new_group_with("TORCH_NCCL_ENABLE_TIMING")
     work = dist.all_reduce(torch.ones(1000), group=group, async_op=True)
@@ -169,7 +169,7 @@ def debugged(how):
         dist.set_debug_level(level)
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("how", ["variable", "level"])
 def test_desync_debug_takes_times_and_has_a_failure_handled(world, how):
     plain, group = dist.new_group(), debugged(how)
@@ -186,7 +186,7 @@ def test_desync_debug_takes_times_and_has_a_failure_handled(world, how):
     dist.destroy_process_group(plain)
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_nan_check_refuses_what_this_rank_would_send(world):
     group = new_group_with("TORCH_NCCL_NAN_CHECK")
     backend, rank = group._get_backend(CPU), dist.get_rank()
@@ -212,7 +212,7 @@ def test_nan_check_refuses_what_this_rank_would_send(world):
 
 
 @pytest.mark.torch_version
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_messages_between_group_start_and_group_end_are_launched_together(world):
     group = dist.new_group()
     backend, peer = group._get_backend(CPU), 1 - dist.get_rank()

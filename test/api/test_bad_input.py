@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from harness.ranks import on_ranks, time_limit
+from harness.ranks import time_limit
 from harness.values import assert_same
 
 pytestmark = pytest.mark.beyond_gloo
@@ -300,7 +300,7 @@ def still_usable():
     assert_same(tensor, torch.full((1001,), 3.0))
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("case", CASES)
 def test_a_mistake_is_refused_and_nothing_is_enqueued(world, case):
     call, operation, words = CASES[case]
@@ -317,7 +317,7 @@ def test_a_mistake_is_refused_and_nothing_is_enqueued(world, case):
     still_usable()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_cuda_tensors_without_a_usable_nccl_say_what_is_missing(world):
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
@@ -328,7 +328,7 @@ def test_cuda_tensors_without_a_usable_nccl_say_what_is_missing(world):
     still_usable()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_mistake_in_a_batch_of_messages_leaves_nothing_half_sent(world):
     if dist.get_rank() == 0:
         with pytest.raises(MISTAKE):
@@ -347,7 +347,7 @@ def test_a_mistake_in_a_batch_of_messages_leaves_nothing_half_sent(world):
         assert_same(tensor, torch.full((4,), 9.0))
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_non_writable_or_overlapping_output_is_refused_or_right(world):
     """Two outputs that share memory cannot both be right: all_gather must not corrupt silently."""
     shared = torch.zeros(6)
@@ -362,7 +362,7 @@ def test_a_non_writable_or_overlapping_output_is_refused_or_right(world):
     still_usable()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_zero_size_tensors_are_no_mistake(world):
     empty = torch.empty(0)
     dist.all_reduce(empty)

@@ -13,7 +13,6 @@ import torch
 import torchcomms_pg
 from harness import ROOT
 from harness.comms import make, torchcomms
-from harness.ranks import on_ranks
 
 MODULES = ("", ".hooks", "._comms", ".env", ".nccl", ".objcol", ".device_mesh", ".testing")
 # Of every operation: TorchComm says what they mean.
@@ -151,7 +150,7 @@ def test_the_tab_key_shows_public_names_alone():
 
 
 @pytest.mark.torch_version
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_the_examples_do_what_they_say(world):
     import torch.distributed as dist
 

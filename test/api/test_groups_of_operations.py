@@ -5,14 +5,13 @@ import torch
 import torch.distributed as dist
 
 from harness.comms import each_backend, make, torchcomms
-from harness.ranks import on_ranks
 from harness.values import all_data, assert_same, data
 
 pytestmark = pytest.mark.beyond_gloo
 
 
 @each_backend
-@on_ranks(1, 2, 3)
+@pytest.mark.ranks((1, 2, 3))
 def test_group_launches_together(world, backend):
     comm, rank, op = make("group", backend), dist.get_rank(), torchcomms().ReduceOp
     for async_op in (False, True):
@@ -40,7 +39,7 @@ def test_group_launches_together(world, backend):
 
 
 @each_backend
-@on_ranks(1, 2, 3)
+@pytest.mark.ranks((1, 2, 3))
 def test_groups_and_batches_inside_a_group_join_it(world, backend):
     comm, rank, op = make("joined", backend), dist.get_rank(), torchcomms().ReduceOp
     first, second, third, got = data(rank, 7), data(rank, 9), data(rank, 5), torch.empty(6)
@@ -68,7 +67,7 @@ def test_groups_and_batches_inside_a_group_join_it(world, backend):
     comm.finalize()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_an_exception_inside_an_inner_group_drops_that_group_alone(world):
     comm, rank, op = make("inner"), dist.get_rank(), torchcomms().ReduceOp
     first, second = data(rank, 7), data(rank, 9)
@@ -89,7 +88,7 @@ def test_an_exception_inside_an_inner_group_drops_that_group_alone(world):
 
 
 @each_backend
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_object_collectives_refuse_to_be_collected(world, backend):
     comm, rank = make("objects in a group", backend), dist.get_rank()
     for call in (
@@ -107,7 +106,7 @@ def test_object_collectives_refuse_to_be_collected(world, backend):
 
 
 @each_backend
-@on_ranks(1, 2, 3)
+@pytest.mark.ranks((1, 2, 3))
 def test_object_collectives(world, backend):
     comm, rank = make("objects", backend), dist.get_rank()
     values = [{"rank": r, "text": "x" * (r * 1000), "size": torch.Size([r])} for r in range(world)]

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from harness.comms import each_backend, make, torchcomms
-from harness.ranks import on_ranks, time_limit, wait_for
+from harness.ranks import time_limit, wait_for
 from harness.values import assert_same, data
 from torchcomms_pg import _C
 
@@ -46,7 +46,7 @@ class Log:
 
 
 @each_backend
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 def test_hooks_get_every_operation_with_its_arguments(world, backend):
     comm, rank, op = make("every", backend), dist.get_rank(), torchcomms().ReduceOp
     log, last = Log(comm), world - 1
@@ -116,7 +116,7 @@ def test_hooks_get_every_operation_with_its_arguments(world, backend):
 
 
 @each_backend
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_batches_are_one_operation_with_members(world, backend):
     comm, rank = make("batches", backend), dist.get_rank()
     log, other = Log(comm), 1 - dist.get_rank()
@@ -139,7 +139,7 @@ def test_batches_are_one_operation_with_members(world, backend):
     comm.finalize()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_hooks_run_in_order_and_removal_is_idempotent(world):
     comm, calls = make("order"), []
     handles = [comm.register_pre_hook(lambda args, i=i: calls.append(i)) for i in range(5)]
@@ -159,7 +159,7 @@ def test_hooks_run_in_order_and_removal_is_idempotent(world):
     handles[2].remove()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_hook_may_remove_itself_add_others_and_issue_operations(world):
     comm, calls, later = make("inside"), [], []
 
@@ -182,7 +182,7 @@ def test_a_hook_may_remove_itself_add_others_and_issue_operations(world):
     comm.finalize()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_pre_hook_exception_cancels_with_nothing_enqueued(world):
     comm, op, posts, ends = make("cancel"), torchcomms().ReduceOp, [], []
     if dist.get_rank() == 0:
@@ -209,7 +209,7 @@ def test_pre_hook_exception_cancels_with_nothing_enqueued(world):
     comm.finalize()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_post_hook_exception_reaches_the_caller_after_the_operation(world):
     comm, calls, tensor = make("post"), [], torch.ones(1)
 
@@ -228,7 +228,7 @@ def test_post_hook_exception_reaches_the_caller_after_the_operation(world):
 
 
 @each_backend
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_post_hooks_of_asynchronous_operations_run_when_these_have_completed(world, backend):
     comm, op, posts, late = make("late", backend), torchcomms().ReduceOp, [], []
     comm.register_post_hook(lambda args: posts.append((args, threading.current_thread().name)))
@@ -254,7 +254,7 @@ def test_post_hooks_of_asynchronous_operations_run_when_these_have_completed(wor
     ]
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_what_a_post_hook_of_an_asynchronous_operation_raises_is_written_to_stderr(world):
     comm, calls, raised = make("unraisable"), [], []
 
@@ -275,7 +275,7 @@ def test_what_a_post_hook_of_an_asynchronous_operation_raises_is_written_to_stde
 
 
 @each_backend
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_failure_calls_end_post_and_abort_hooks(world, backend):
     comm, posts, ends, ended, aborted = make("failure", backend), [], [], threading.Event(), []
     comm.barrier(False)
@@ -298,7 +298,7 @@ def test_a_failure_calls_end_post_and_abort_hooks(world, backend):
     comm.finalize()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_an_abort_hook_may_abort(world):
     comm, ran = make("again"), []
     comm.register_abort_hook(lambda: (comm.abort(), ran.append(True)))
@@ -311,7 +311,7 @@ def test_an_abort_hook_may_abort(world):
     comm.finalize()
 
 
-@on_ranks(3)
+@pytest.mark.ranks(3)
 def test_hooks_get_a_shrink(world):
     group, rank = dist.new_group(), dist.get_rank()
     if rank < 2:
@@ -329,7 +329,7 @@ def test_hooks_get_a_shrink(world):
 
 
 @each_backend
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_operations_torn_down_by_abort_end(world, backend):
     comm, ends, ended = make("torn", backend), [], threading.Event()
     comm.barrier(False)
@@ -349,7 +349,7 @@ def test_operations_torn_down_by_abort_end(world, backend):
     comm.finalize()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_end_hook_may_issue_operations(world):
     comm, done = make("end"), threading.Event()
 
@@ -376,7 +376,7 @@ def on_one_core():
 
 
 @each_backend
-@on_ranks(2)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("kind", ["collective", "message"])
 def test_finalize_waits_for_the_hooks_of_the_last_operation(world, backend, kind):
     with on_one_core():
@@ -405,7 +405,7 @@ def waits_for_the_last_callback(backend, kind):
 
 
 @each_backend
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_an_end_hook_may_end_the_communicator(world, backend):
     for register in (
         lambda comm, end: comm.register_end_hook(lambda args: end()),
@@ -430,7 +430,7 @@ def test_an_end_hook_may_end_the_communicator(world, backend):
             comm.finalize()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_an_operation_that_has_ended_has_no_timeout_while_its_hooks_run(world):
     comm, told = make("slow"), threading.Event()
     comm.barrier(False)
@@ -451,7 +451,7 @@ def test_an_operation_that_has_ended_has_no_timeout_while_its_hooks_run(world):
     comm.finalize()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_abort_hooks_of_a_process_group_are_called_though_others_raise(world):
     group, called = dist.new_group(), []
 
@@ -467,7 +467,7 @@ def test_abort_hooks_of_a_process_group_are_called_though_others_raise(world):
     assert called == ["first", "second"]
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_the_last_reference_to_a_communicator_goes_while_its_hook_runs(world):
     comm, running, go_on, done = make("left"), *(threading.Event() for _ in range(3))
 
@@ -490,7 +490,7 @@ def test_the_last_reference_to_a_communicator_goes_while_its_hook_runs(world):
     timer.join()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_hooks_see_what_goes_through_a_process_group(world):
     group = dist.new_group()
     comm = torchcomms().get_comm(group)
@@ -522,7 +522,7 @@ def test_hooks_see_what_goes_through_a_process_group(world):
     dist.destroy_process_group(group)
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_no_hook_keeps_a_group_from_ending(world):
     tensor = torch.ones(2)
     for kind in ("pre", "post"):
@@ -538,7 +538,7 @@ def test_no_hook_keeps_a_group_from_ending(world):
             comm.barrier(False)
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_nan_check_looks_at_what_is_sent(world):
     comm, rank, op = make("nan"), dist.get_rank(), torchcomms().ReduceOp
     hook = torchcomms().hooks.NanCheckHook()
@@ -570,7 +570,7 @@ def test_nan_check_looks_at_what_is_sent(world):
     comm.finalize()
 
 
-@on_ranks(1)
+@pytest.mark.ranks(1)
 def test_finalize_frees_the_hooks(world):
     comm = make("frees")
 
@@ -605,7 +605,7 @@ def test_help_shows_every_member_with_its_type(name):
     assert "Idempotent" in _C.RemovableHandle.remove.__doc__
 
 
-@on_ranks(1)
+@pytest.mark.ranks(1)
 def test_the_repr_of_hook_arguments_has_their_values(world):
     comm, op = make("printed"), torchcomms().ReduceOp
     log = Log(comm)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from harness.comms import each_backend, make, torchcomms
-from harness.ranks import on_ranks, wait_for
+from harness.ranks import wait_for
 from harness.values import assert_same
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
@@ -135,7 +135,7 @@ def test_hooks_get_name_and_id_in_front_if_they_take_them(async_op):
 # ---------------------------------------------------------------- reductions
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_reduction_is_made_of_its_type(world):
     package = torchcomms()
     kinds, op = package.RedOpType, package.ReduceOp
@@ -180,7 +180,7 @@ class Evil:
 
 
 @each_backend
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_objects_of_other_classes_are_taken_where_the_caller_says_so(world, backend):
     comm, rank = make("trusting", backend), dist.get_rank()
     refused = pytest.raises(
@@ -217,7 +217,7 @@ def test_objects_of_other_classes_are_taken_where_the_caller_says_so(world, back
     comm.finalize()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_tensors_numbers_strings_and_containers_are_taken_from_anybody(world):
     comm, got = make("plain"), [None] * world
     plain = {"a": [1, 2.5, None, True, "x", b"y"], "b": (torch.float32, {3}), "c": 1j}
@@ -238,7 +238,7 @@ def test_tensors_numbers_strings_and_containers_are_taken_from_anybody(world):
 
 
 @each_backend
-@on_ranks(3)
+@pytest.mark.ranks(3)
 def test_a_wrong_split_raises_on_all_ranks_that_it_concerns(world, backend):
     comm, rank = make("splitting", backend), dist.get_rank()
 

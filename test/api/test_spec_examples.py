@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg as torchcomms
-from harness.ranks import on_ranks, wait_for
+from harness.ranks import wait_for
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 
@@ -60,7 +60,7 @@ def store_file():
                 os.unlink(path[0])
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_basic_usage(world):
     with as_launched(world), store_file() as path:
         store = torch.distributed.FileStore(path, 2)
@@ -74,7 +74,7 @@ def test_basic_usage(world):
     assert tensor.tolist() == [1.0] * 10
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_asynchronous_operations(world):
     with as_launched(world), store_file() as path:
         store = torch.distributed.FileStore(path, 2)
@@ -109,7 +109,7 @@ def cuda_graphs(world):
     assert tensor.tolist() == [2.0**10] * 10
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_custom_options(world):
     with as_launched(world):
         # The document writes torch.timedelta, which torch does not have.
@@ -127,7 +127,7 @@ def test_custom_options(world):
 
 
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_registering_hooks(world, async_op):
     from torchcomms_pg._comms import OpName, PostHookArgs, PreHookArgs
 
@@ -171,7 +171,7 @@ def test_registering_hooks(world, async_op):
     assert tensor.tolist() == [4.0] * 10
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_flight_recorder_hook(world):
     from torchcomms_pg.hooks import FlightRecorderHook
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from harness.comms import each_backend, make, torchcomms
 from harness.programs import run_python
 from harness.rank_process import receive
-from harness.ranks import Ranks, connect_store, meet, on_ranks, time_limit
+from harness.ranks import Ranks, connect_store, meet, time_limit
 from harness.values import all_data, assert_reduced, assert_same, data
 
 pytestmark = pytest.mark.beyond_gloo
@@ -25,7 +25,7 @@ TAG = "torchcomm::shm::tag"
 
 
 @each_backend
-@on_ranks(1, 2, 3)
+@pytest.mark.ranks((1, 2, 3))
 def test_all_reduce_takes_a_tensor_as_factor_and_torchs_own_op(world, backend):
     comm, rank, op = make("reductions", backend), dist.get_rank(), torchcomms().ReduceOp
     inputs = all_data(world, 7)
@@ -42,7 +42,7 @@ def test_all_reduce_takes_a_tensor_as_factor_and_torchs_own_op(world, backend):
 
 
 @each_backend
-@on_ranks(3)
+@pytest.mark.ranks(3)
 def test_a_list_that_only_the_root_needs_is_ignored_elsewhere(world, backend):
     comm, rank = make("lists", backend), dist.get_rank()
     inputs = all_data(world, 5)
@@ -62,7 +62,7 @@ def test_a_list_that_only_the_root_needs_is_ignored_elsewhere(world, backend):
 
 
 @each_backend
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 def test_messages_tags_and_batches(world, backend):
     comm, rank = make("messages", backend), dist.get_rank()
     right, left = (rank + 1) % world, (rank - 1) % world
@@ -99,7 +99,7 @@ def test_messages_tags_and_batches(world, backend):
 
 
 @each_backend
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 def test_split_inherits_options(world, backend):
     comm, rank = (
         make("parent", backend, timeout=17 * SECOND, hints={TIMING: "true"}),
@@ -128,7 +128,7 @@ def test_split_inherits_options(world, backend):
     comm.finalize()
 
 
-@on_ranks(3)
+@pytest.mark.ranks(3)
 def test_the_groups_of_one_split_have_names_of_their_own(world):
     comm, rank = make("whole"), dist.get_rank()
     names = [None] * world
@@ -139,7 +139,7 @@ def test_the_groups_of_one_split_have_names_of_their_own(world):
     comm.finalize()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_names_of_splits_differ_however_the_parent_is_reached_and_agree_on_all_ranks(world):
     comms = [torchcomms().get_comm() for _ in range(2)]
     if dist.get_rank() == 0:
@@ -157,7 +157,7 @@ def test_names_of_splits_differ_however_the_parent_is_reached_and_agree_on_all_r
 
 
 @each_backend
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_accessors_and_set_timeout(world, backend):
     comm, rank = make("accessors", backend), dist.get_rank()
     assert comm.get_rank() == rank and comm.get_size() == world
@@ -176,7 +176,7 @@ def test_accessors_and_set_timeout(world, backend):
 
 
 @each_backend
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_mistakes_raise_with_nothing_enqueued(world, backend):
     comm, op, ones = make("mistakes", backend), torchcomms().ReduceOp, torch.ones(4)
     if dist.get_rank() == 0:
@@ -208,7 +208,7 @@ def test_mistakes_raise_with_nothing_enqueued(world, backend):
 
 
 @each_backend
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_timeout_of_one_operation(world, backend):
     comm = make("timeouts", backend)
     if dist.get_rank() == 0:
@@ -229,7 +229,7 @@ def test_timeout_of_one_operation(world, backend):
 
 
 @each_backend
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_abort_releases_and_never_ends_the_process(world, backend):
     comm = make("abort", backend, abort_process_on_timeout_or_error=dist.get_rank() == 0)
     comm.barrier(False)
@@ -247,7 +247,7 @@ def test_abort_releases_and_never_ends_the_process(world, backend):
         comm.barrier(False)
 
 
-@on_ranks(1, 2)
+@pytest.mark.ranks((1, 2))
 def test_duration_is_known_when_timing_is_on(world):
     comm = make("timing", hints={TIMING: "true"})
     for async_op in (False, True):
@@ -262,7 +262,7 @@ def test_duration_is_known_when_timing_is_on(world):
 
 
 @each_backend
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 def test_several_communicators_of_one_name_and_in_threads(world, backend):
     rank = dist.get_rank()
     comms = [make("twin", backend), make("twin", backend)]
@@ -278,7 +278,7 @@ def test_several_communicators_of_one_name_and_in_threads(world, backend):
     [comm.finalize() for comm in comms]
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_forgetting_finalize_warns(world):
     comm = make("forgotten")
     comm.barrier(False)
@@ -289,7 +289,7 @@ def test_forgetting_finalize_warns(world):
     assert any("'forgotten' was not finalized" in str(w.message) for w in caught)
 
 
-@on_ranks(1)
+@pytest.mark.ranks(1)
 def test_a_copy_of_a_communicator_a_window_or_a_work_is_that_object(world):
     comm = make("copies")
     works = [comm.barrier(True), comm.barrier(False), dist.barrier(async_op=True)]

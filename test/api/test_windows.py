@@ -108,7 +108,7 @@ def test_random_traffic_matches_a_reference(world, seed):
     comm.finalize()
 
 
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 def test_signals_count_for_each_window_and_pair(world):
     comm = make("windows")
     after, before = neighbours(world)
@@ -149,7 +149,7 @@ def test_a_signal_follows_the_puts_before_it_also_asynchronous_ones(world):
     comm.finalize()
 
 
-@on_ranks(1, 2)
+@pytest.mark.ranks((1, 2))
 def test_left_over_signals_do_not_reach_the_next_window(world):
     comm = make("windows")
     after, before = neighbours(world)
@@ -172,7 +172,7 @@ def test_left_over_signals_do_not_reach_the_next_window(world):
 # ---------------------------------------------------------------- the registered tensor
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_peers_write_into_the_very_tensor_and_all_that_shares_its_storage(world):
     comm, peer = make("windows"), 1 - dist.get_rank()
     layer = torch.nn.Linear(3, 4)
@@ -204,7 +204,7 @@ def test_peers_write_into_the_very_tensor_and_all_that_shares_its_storage(world)
     comm.finalize()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_memory_of_the_library_is_not_moved(world):
     comm = make("windows")
     tensor = comm.allocate_tensor(1000, torch.float64).fill_(3)
@@ -232,7 +232,7 @@ def test_memory_of_the_library_is_not_moved(world):
     other.finalize()
 
 
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 def test_ranks_may_register_different_tensors(world):
     comm, rank = make("windows"), dist.get_rank()
     shapes = [(2, 3), (0, 5), ()]
@@ -266,7 +266,7 @@ def test_ranks_may_register_different_tensors(world):
     comm.finalize()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_put_takes_any_strides(world):
     comm, rank = make("windows"), dist.get_rank()
     mine = torch.zeros(6 * 5 * 4, dtype=torch.complex64)
@@ -291,7 +291,7 @@ def test_a_put_takes_any_strides(world):
 # ---------------------------------------------------------------- mapped tensors
 
 
-@on_ranks(1, 2, 3)
+@pytest.mark.ranks((1, 2, 3))
 def test_a_mapped_tensor_is_the_memory_of_the_peer(world):
     comm, rank = make("windows"), dist.get_rank()
     after, before = neighbours(world)
@@ -312,7 +312,7 @@ def test_a_mapped_tensor_is_the_memory_of_the_peer(world):
     comm.finalize()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_mapped_tensor_outlives_everything(world):
     comm, rank = make("windows"), dist.get_rank()
     mine = torch.full((100_000,), 5.0 + rank)
@@ -338,7 +338,7 @@ def test_a_mapped_tensor_outlives_everything(world):
     assert wait_for(lambda: len(mappings()) <= before - 2)
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_tensor_that_is_not_owned_may_go(world):
     comm, peer = make("windows"), 1 - dist.get_rank()
     window = comm.new_window()
@@ -358,7 +358,7 @@ def test_a_tensor_that_is_not_owned_may_go(world):
 # ---------------------------------------------------------------- hooks and c10d
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_hooks_get_every_operation_of_a_window(world):
     comm, peer = make("windows"), 1 - dist.get_rank()
     calls, ended = [], []
@@ -398,7 +398,7 @@ def test_hooks_get_every_operation_of_a_window(world):
     comm.finalize()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_windows_of_a_process_group(world):
     comm, peer = torchcomms().get_comm(), 1 - dist.get_rank()
     group = dist.new_group([0, 1])
@@ -416,7 +416,7 @@ def test_windows_of_a_process_group(world):
 
 @pytest.mark.skipif(not TORCH_2_14, reason="c10d has windows from torch 2.14 on")
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
-@on_ranks(1, 2, 3)
+@pytest.mark.ranks((1, 2, 3))
 def test_c10d_windows(world, async_op):
     from torch._C import _distributed_c10d as c10d
 
@@ -472,7 +472,7 @@ def test_a_c10d_wait_has_its_own_timeout():
 # The examples of the API's reference pages, which the documents point to.
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_example_of_the_reference(world):
     comm, rank = make("windows"), dist.get_rank()
     data_, buffer = torch.arange(100.0), torch.zeros(1024)

@@ -15,7 +15,7 @@ from harness.comms import make, torchcomms
 from harness.leaks import descriptors, mappings
 from harness.limits import grown
 from harness.rank_process import report
-from harness.ranks import Ranks, check, on_ranks, wait_for
+from harness.ranks import Ranks, check, wait_for
 
 pytestmark = pytest.mark.beyond_gloo
 
@@ -58,7 +58,7 @@ def test_memory_beyond_the_limit_of_a_container_is_an_error(memory_group):
     assert "the memory cgroup" in text and "torchcomms_pg_" in text, text
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_mistakes_raise_at_once_and_enqueue_nothing(world):
     comm = make("windows")
     window = comm.new_window()
@@ -135,7 +135,7 @@ def test_mistakes_raise_at_once_and_enqueue_nothing(world):
         comm.new_window()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_the_limit_of_windows_is_named_and_none_is_lost(world):
     comm = make("windows")
     windows = [comm.new_window(torch.zeros(1)) for _ in range(128)]
@@ -253,7 +253,7 @@ def short_wait():
     return time.monotonic() - begin
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_windows_leave_no_file_mapping_or_thread(world):
     def resources():
         gc.collect()

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from harness import catalogue
-from harness.ranks import BACKEND, connect_store, on_ranks, time_limit, wait_for, woken
+from harness.ranks import BACKEND, time_limit, wait_for, woken
 from harness.values import all_data, assert_reduced, assert_same, data
 
 pytestmark = pytest.mark.torch_version
@@ -33,9 +33,8 @@ def exception_of(work):
     return None
 
 
-def late_pair(port, prefix, first, late):
+def late_pair(store, first, late):
     """Rank 0 runs first(work) while the all_reduce cannot finish; then rank 1 comes."""
-    store = connect_store(port, prefix)
     if dist.get_rank() == 0:
         tensor = torch.ones(1000)
         work = dist.all_reduce(tensor, async_op=True)
@@ -49,8 +48,8 @@ def late_pair(port, prefix, first, late):
         dist.all_reduce(torch.ones(1000))
 
 
-@on_ranks(2)
-def test_a_work_is_not_completed_before_the_peer_arrives_and_is_afterwards(port, prefix):
+@pytest.mark.ranks(2)
+def test_a_work_is_not_completed_before_the_peer_arrives_and_is_afterwards(store):
     def pending(work):
         assert not work.is_completed()
         assert not work.get_future().done()
@@ -60,20 +59,20 @@ def test_a_work_is_not_completed_before_the_peer_arrives_and_is_afterwards(port,
         assert work.is_completed() and exception_of(work) is None
         assert_same(tensor, torch.full((1000,), 2.0))
 
-    late_pair(port, prefix, pending, finished)
+    late_pair(store, pending, finished)
 
 
-@on_ranks(2)
-def test_a_work_completes_without_anybody_waiting(port, prefix):
+@pytest.mark.ranks(2)
+def test_a_work_completes_without_anybody_waiting(store):
     def finished(work, tensor):
         assert wait_for(work.is_completed, 20), "is_completed() stays False without wait()"
         assert_same(tensor, torch.full((1000,), 2.0))
 
-    late_pair(port, prefix, lambda work: None, finished)
+    late_pair(store, lambda work: None, finished)
 
 
-@on_ranks(2)
-def test_future_callbacks_run_after_the_result_is_there(port, prefix):
+@pytest.mark.ranks(2)
+def test_future_callbacks_run_after_the_result_is_there(store):
     seen = []
 
     def chain(work):
@@ -86,13 +85,12 @@ def test_future_callbacks_run_after_the_result_is_there(port, prefix):
         assert_same(seen[1].wait(), torch.full((1000,), 21.0))
         assert_same(work.get_future().value()[0], torch.full((1000,), 2.0))
 
-    late_pair(port, prefix, chain, finished)
+    late_pair(store, chain, finished)
 
 
-@on_ranks(2)
-def test_wait_releases_the_gil(port, prefix):
+@pytest.mark.ranks(2)
+def test_wait_releases_the_gil(store):
     """While the main thread waits, another thread runs Python and lets the peer go on."""
-    store = connect_store(port, prefix)
     if dist.get_rank() == 0:
         thread = threading.Thread(target=lambda: (sum(range(1000)), store.set("go", "1")))
         work = dist.all_reduce(torch.ones(10), async_op=True)
@@ -105,7 +103,7 @@ def test_wait_releases_the_gil(port, prefix):
 
 
 @beyond_gloo
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 def test_a_small_operation_that_is_waited_for_at_once_wakes_no_thread(world):
     tensor = torch.ones(1000)
     dist.all_reduce(tensor, async_op=True).wait()
@@ -119,7 +117,7 @@ def test_a_small_operation_that_is_waited_for_at_once_wakes_no_thread(world):
     assert min(series) == 0, series
 
 
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 def test_operations_that_follow_one_that_nobody_has_waited_for_come_after_it(world):
     for last in (True, False):
         tensor = torch.ones(1000)
@@ -131,9 +129,8 @@ def test_operations_that_follow_one_that_nobody_has_waited_for_come_after_it(wor
         assert wait_for(first.is_completed)
 
 
-@on_ranks(2)
-def test_a_rank_that_waits_late_holds_up_nobody(port, prefix):
-    store = connect_store(port, prefix)
+@pytest.mark.ranks(2)
+def test_a_rank_that_waits_late_holds_up_nobody(store):
     tensor = torch.ones(1000)
     work = dist.all_reduce(tensor, async_op=True)
     if dist.get_rank() == 1:
@@ -145,7 +142,7 @@ def test_a_rank_that_waits_late_holds_up_nobody(port, prefix):
     assert_same(tensor, torch.full((1000,), 2.0))
 
 
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 def test_wait_returns_true_and_may_be_repeated(world):
     work = dist.all_reduce(torch.ones(100), async_op=True)
     for _ in range(3):
@@ -156,7 +153,7 @@ def test_wait_returns_true_and_may_be_repeated(world):
 
 
 @beyond_gloo
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 def test_result_and_future_hold_the_output_tensors(world):
     me = dist.get_rank()
     tensor = data(me, 100)
@@ -182,7 +179,7 @@ class Chained(catalogue.Case):
 
 
 @beyond_gloo
-@on_ranks(1, 3)
+@pytest.mark.ranks((1, 3))
 @pytest.mark.parametrize("name", catalogue.OPERATIONS)
 def test_every_operations_work_has_a_future_that_completes(world, name):
     catalogue.run(catalogue.OPERATIONS[name], [Chained(world, 3, "async")])
@@ -203,7 +200,7 @@ class Counted(catalogue.Case):
 
 
 @beyond_gloo
-@on_ranks(3)
+@pytest.mark.ranks(3)
 @pytest.mark.parametrize("name", catalogue.OPERATIONS)
 def test_sequence_numbers_grow_by_one_per_collective_alike_on_every_rank(world, name):
     case = Counted(world, 3, "async")
@@ -213,7 +210,7 @@ def test_sequence_numbers_grow_by_one_per_collective_alike_on_every_rank(world, 
     assert len(set(everyone)) == 1, everyone
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_recv_work_names_its_source(world):
     if dist.get_rank() == 0:
         dist.isend(torch.ones(5), 1).wait()
@@ -224,7 +221,7 @@ def test_recv_work_names_its_source(world):
 
 
 @beyond_gloo
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_duration_is_measured_once_timing_is_enabled(world):
     group = dist.new_group()
     work = dist.all_reduce(torch.ones(10), group=group, async_op=True)
@@ -241,7 +238,7 @@ def test_duration_is_measured_once_timing_is_enabled(world):
 
 
 @beyond_gloo
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 def test_a_work_dropped_without_wait_keeps_its_tensors_until_it_is_done(world):
     """The input's memory must not be reused while the operation reads it."""
     me, size, outputs = dist.get_rank(), 300_001, []
@@ -261,7 +258,7 @@ def resident():
         return int(file.read().split()[1]) * 4096
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_tensors_are_released_after_wait(world):
     """Of forty tensors of 4 MB not more than a few may stay."""
     before = resident()
@@ -275,7 +272,7 @@ def test_tensors_are_released_after_wait(world):
 
 
 @beyond_gloo
-@on_ranks(1)
+@pytest.mark.ranks(1)
 def test_repr_says_which_operation_it_is_and_how_far(world):
     work = dist.all_reduce(torch.ones(5), async_op=True)
     work.wait()
@@ -283,10 +280,9 @@ def test_repr_says_which_operation_it_is_and_how_far(world):
     assert re.fullmatch(rf"Work\({what}, timeout [\d.]+ s, COMPLETED\)", repr(work)), repr(work)
 
 
-@on_ranks(2)
-def test_wait_with_a_timeout_raises_in_time(port, prefix):
+@pytest.mark.ranks(2)
+def test_wait_with_a_timeout_raises_in_time(store):
     """A short wait(timeout) raises long before the group's 30 s, and says what it waited for."""
-    store = connect_store(port, prefix)
     group = dist.new_group()
     dist.barrier(group)
     if dist.get_rank() == 0:
@@ -306,7 +302,7 @@ def test_wait_with_a_timeout_raises_in_time(port, prefix):
 
 
 @beyond_gloo
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_failed_operation_is_visible_in_wait_exception_and_future_alike(world):
     """Never a success: not in is_success, not in the future, not in a second wait."""
     import torchcomms_pg
@@ -329,7 +325,7 @@ def test_a_failed_operation_is_visible_in_wait_exception_and_future_alike(world)
 
 
 @beyond_gloo
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_completion_hook_sees_every_operation(world):
     group = dist.new_group()
     seen = []
@@ -347,7 +343,7 @@ def test_completion_hook_sees_every_operation(world):
 
 
 @beyond_gloo
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_completion_hook_may_raise_and_a_second_is_refused(world):
     group, seen = dist.new_group(), []
 
@@ -366,7 +362,7 @@ def test_a_completion_hook_may_raise_and_a_second_is_refused(world):
 
 
 @beyond_gloo
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_python_callback_that_raises_fails_the_chained_future_only(world):
     work = dist.all_reduce(tensor := torch.ones(5), async_op=True)
 

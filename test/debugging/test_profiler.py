@@ -9,8 +9,6 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from harness.ranks import on_ranks
-
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 
 CALLS = {
@@ -39,7 +37,7 @@ def events_of(call):
             return json.load(file)["traceEvents"]
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_collective_is_recorded_with_its_name_sizes_and_group(world, name):
     events = events_of(lambda: CALLS[name](world))
@@ -59,7 +57,7 @@ def test_a_collective_is_recorded_with_its_name_sizes_and_group(world, name):
     assert (record["In msg nelems"], record["Out msg nelems"]) == (inputs, outputs)
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_messages_are_recorded(world):
     def call():
         tensor = torch.ones(77)
@@ -80,7 +78,7 @@ def comms_records(call):
     return [e["args"] for e in events if e.get("name") == "record_param_comms"]
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_batch_of_messages_is_recorded_as_its_messages(world):
     me = dist.get_rank()
     other = 1 - me
@@ -110,7 +108,7 @@ def test_a_batch_of_messages_is_recorded_as_its_messages(world):
             assert record["Dst Rank" if sends else "Src Rank"] == other, record
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_wait_moves_nothing_in_a_profile(world):
     records = comms_records(lambda: reduced(True))
     (moved,) = [r for r in records if r["Collective name"] != "wait"]
@@ -151,14 +149,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_an_operation_has_a_range_with_the_shapes_of_its_tensors(world, case):
     name, call = CASES[case]
     (event,) = ranges(name, call)
     assert event.is_async and event.count == 1 and event.input_shapes == [[7, 3]]
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_the_range_of_a_message_has_ended_when_its_wait_returns(world):
     """The profiler may be stopped then: a range that ended later would crash the process."""
     for _ in range(30):

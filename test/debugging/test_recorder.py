@@ -16,14 +16,14 @@ import torch.distributed as dist
 
 from harness.comms import make, torchcomms
 from harness.programs import run_python
-from harness.ranks import on_ranks, wait_for
+from harness.ranks import wait_for
 from harness.recorders import entries, process_entries, process_trace, recorder
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 HERE = os.path.abspath(__file__)
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_what_the_schema_has_no_place_for_stands_beside_it():
     """The same in both forms of a dump, by the number of the entry."""
     comm, rank, op = make("details"), dist.get_rank(), torchcomms().ReduceOp
@@ -59,7 +59,7 @@ def test_what_the_schema_has_no_place_for_stands_beside_it():
     assert details == found["details"]
 
 
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 def test_every_operation_has_its_entry(world):
     comm, rank, op = make("entries"), dist.get_rank(), torchcomms().ReduceOp
     hook, last = recorder(comm), world - 1
@@ -136,7 +136,7 @@ def test_every_operation_has_its_entry(world):
     comm.finalize()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_operations_of_windows_have_their_sizes_in_groups_of_one_rank(world):
     comm, rank = make("recorded window"), dist.get_rank()
     hook, peer = recorder(comm), 1 - dist.get_rank()
@@ -163,7 +163,7 @@ def test_operations_of_windows_have_their_sizes_in_groups_of_one_rank(world):
     comm.finalize()
 
 
-@on_ranks(3)
+@pytest.mark.ranks(3)
 def test_messages_are_numbered_in_a_group_of_their_two_ranks(world):
     """Their names are positions in it, as torch's analyser reads them."""
     group, rank, t = dist.new_group(), dist.get_rank(), torch.ones(4)
@@ -202,7 +202,7 @@ def test_messages_are_numbered_in_a_group_of_their_two_ranks(world):
         assert pairs[name]["ranks"] == str([int(r) for r in pair.split("-")])
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_batch_of_messages_has_an_entry_for_each(world):
     group, rank = dist.new_group(), dist.get_rank()
     peer, t = 1 - rank, torch.ones(3)
@@ -224,7 +224,7 @@ def test_a_batch_of_messages_has_an_entry_for_each(world):
     assert [e["p2p_seq_id"] for e in process_entries(group)] == [1, 2, 3, 4]
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_batch_of_collectives_has_one_entry(world):
     group = dist.new_group()
     with dist._coalescing_manager(group, device=torch.device("cpu")):
@@ -235,7 +235,7 @@ def test_a_batch_of_collectives_has_one_entry(world):
     assert entry["input_sizes"] == entry["output_sizes"] == [[3], [2, 2]]
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_states_follow_the_operation(world):
     """Also of a synchronous call, which gives torch no Work to ask."""
     comm, rank = make("states"), dist.get_rank()
@@ -263,7 +263,7 @@ def test_states_follow_the_operation(world):
     comm.finalize()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_synchronous_operation_in_progress_has_started(world):
     group, store = dist.new_group(), dist.distributed_c10d._get_default_store()
     dist.barrier(group)
@@ -285,7 +285,7 @@ def test_a_synchronous_operation_in_progress_has_started(world):
     dist.all_reduce(torch.ones(2), group=group)
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_ring_keeps_the_latest_entries(world):
     comm = make("ring")
     hook = recorder(comm, max_entries=4)
@@ -303,7 +303,7 @@ def test_a_ring_keeps_the_latest_entries(world):
     comm.finalize()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_an_operation_outlives_its_entry(world):
     """It ends after its entry was overwritten or forgotten, and changes no other."""
     comm, rank = make("outlived"), dist.get_rank()
@@ -325,7 +325,7 @@ def test_an_operation_outlives_its_entry(world):
     comm.finalize()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_several_communicators_and_recorders(world):
     """One recorder may serve many communicators, and one communicator many recorders."""
     a, b = make("a"), make("b")
@@ -343,7 +343,7 @@ def test_several_communicators_and_recorders(world):
     a.finalize(), b.finalize()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_recorder_of_nothing(world):
     comm = make("nothing")
     hook = recorder(comm, max_entries=0)
@@ -356,7 +356,7 @@ def test_a_recorder_of_nothing(world):
     comm.finalize()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_any_name_makes_valid_json(world):
     for name in ('quote " and \\ back', "ünïcödé €", "line\nbreak\x01"):
         comm = make(name)
@@ -370,7 +370,7 @@ def libc_name(name):
     ctypes.CDLL(None).prctl(15, name, 0, 0, 0)  # PR_SET_NAME
 
 
-@on_ranks(1)
+@pytest.mark.ranks(1)
 def test_a_thread_may_be_called_anything(world, tmp_path):
     comm, names = make("threads"), []
     hook = recorder(comm)
@@ -399,7 +399,7 @@ def this_function_is_in_the_stack(comm):
     comm.barrier(False)
 
 
-@on_ranks(1)
+@pytest.mark.ranks(1)
 def test_the_pickle_has_the_stacks_of_python(world, tmp_path):
     comm = make("stacks")
     hook = recorder(comm)
@@ -418,7 +418,7 @@ def test_the_pickle_has_the_stacks_of_python(world, tmp_path):
     comm.finalize()
 
 
-@on_ranks(1)
+@pytest.mark.ranks(1)
 def test_what_another_process_of_this_pid_has_left_is_no_hindrance(world, tmp_path):
     """As in containers, which count their processes from 1."""
     comm = make("same pid")
@@ -431,7 +431,7 @@ def test_what_another_process_of_this_pid_has_left_is_no_hindrance(world, tmp_pa
     comm.finalize()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_the_ring_of_the_process_can_be_dumped_by_hand(world, tmp_path):
     group = dist.new_group()
     dist.all_reduce(torch.ones(3), group=group)
@@ -466,7 +466,7 @@ def test_a_process_without_a_group_writes_no_dump_at_its_end(tmp_path):
         assert (done.returncode, os.listdir(tmp_path)) == (0, files), done.stderr
 
 
-@on_ranks(1)
+@pytest.mark.ranks(1)
 def test_a_file_that_cannot_be_written_is_an_error(world, tmp_path):
     (tmp_path / "file").write_text("")
     wanted = pytest.raises(RuntimeError, match="cannot write .*trace_3: Not a directory")
@@ -504,7 +504,7 @@ def test_variables_of_torch_and_of_the_document(monkeypatch):
         env.recorder_size()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_nothing_is_recorded_twice(world):
     """From torch 2.14 on torch attaches a recorder of its own to backends that have none."""
     group = dist.new_group()
@@ -524,7 +524,7 @@ def test_nothing_is_recorded_twice(world):
 
 
 @pytest.mark.skipif(torch.__version__ < "2.15", reason="needs an accelerator before torch 2.15")
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_groups_made_by_splitting_are_recorded(world):
     half = dist.split_group(split_ranks=[[0, 1]])
     dist.all_reduce(torch.ones(1), group=half)
@@ -532,7 +532,7 @@ def test_groups_made_by_splitting_are_recorded(world):
 
 
 @pytest.mark.parametrize("collectives, stacks", [(True, True), (True, False), (False, True)])
-@on_ranks(1)
+@pytest.mark.ranks(1)
 def test_a_dump_has_what_it_is_asked_for(world, collectives, stacks):
     group = dist.new_group()
     dist.all_reduce(torch.ones(1), group=group)

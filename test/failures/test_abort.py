@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from harness.comms import each_backend, make
-from harness.ranks import connect_store, on_ranks, pool, time_limit
+from harness.ranks import connect_store, pool, time_limit
 
 pytestmark = pytest.mark.beyond_gloo
 CPU = torch.device("cpu")
@@ -117,7 +117,7 @@ def test_abort_releases_the_peers_and_names_the_rank():
 
 
 @each_backend
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_long_reason_is_cut_between_two_letters(world, backend):
     """Other ranks have little room for it. A letter of this name takes three bytes."""
     for shift in range(3):
@@ -133,21 +133,21 @@ def test_a_long_reason_is_cut_between_two_letters(world, backend):
         comm.finalize()
 
 
-@on_ranks(1, 2)
+@pytest.mark.ranks((1, 2))
 def test_every_call_after_abort_gives_the_same_clear_error(world):
     group, backend = warm_group()
     backend.abort()
     every_later_call_fails(group, world, "abort")
 
 
-@on_ranks(1, 2)
+@pytest.mark.ranks((1, 2))
 def test_every_call_after_shutdown_gives_the_same_clear_error(world):
     group, backend = warm_group()
     backend.shutdown()
     every_later_call_fails(group, world, "shut ?down|destroyed|destroy_process_group")
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_backend_kept_after_destroy_process_group_says_it_is_destroyed(world):
     group, backend = warm_group()
     dist.destroy_process_group(group)
@@ -155,7 +155,7 @@ def test_a_backend_kept_after_destroy_process_group_says_it_is_destroyed(world):
         backend.allreduce([torch.ones(4)]).wait()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_abort_and_shutdown_are_idempotent_in_any_order(world):
     for calls in (
         ("abort", "abort"),
@@ -170,7 +170,7 @@ def test_abort_and_shutdown_are_idempotent_in_any_order(world):
         dist.barrier()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_abort_of_a_group_that_was_never_used(world):
     group = dist.new_group()
     backend = group._get_backend(CPU)
@@ -179,7 +179,7 @@ def test_abort_of_a_group_that_was_never_used(world):
         dist.all_reduce(torch.ones(3), group=group)
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_abort_from_many_threads_at_once(world):
     group, backend = warm_group()
     together = threading.Barrier(8)
@@ -188,7 +188,7 @@ def test_abort_from_many_threads_at_once(world):
     every_later_call_fails(group, world, "abort")
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_abort_fails_all_operations_in_flight_and_none_looks_like_a_success(world):
     group, backend = warm_group()
     if dist.get_rank() == 0:
@@ -206,7 +206,7 @@ def test_abort_fails_all_operations_in_flight_and_none_looks_like_a_success(worl
     backend.abort()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_shutdown_lets_operations_in_flight_finish(world):
     group, backend = warm_group()
     tensor = torch.ones(300_001)
@@ -216,7 +216,7 @@ def test_shutdown_lets_operations_in_flight_finish(world):
     assert tensor[-1] == 2
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_aborting_one_group_leaves_the_others_alone(world):
     group, backend = warm_group()
     other, _ = warm_group()
@@ -227,7 +227,7 @@ def test_aborting_one_group_leaves_the_others_alone(world):
     dist.destroy_process_group(other)
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_get_error_tells_success_from_failure(world):
     group, backend = warm_group()
     error_type = type(backend.get_error())
@@ -242,7 +242,7 @@ def test_get_error_tells_success_from_failure(world):
     dist.barrier()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_coalescing_survives_abort(world):
     """torch 2.15 aborts all groups inside start and end of coalescing."""
     group, backend = warm_group()
@@ -255,7 +255,7 @@ def test_coalescing_survives_abort(world):
             work.wait()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_abort_hook_runs_once_when_the_backend_supports_hooks(world):
     group, backend = warm_group()
     if not getattr(backend, "supports_abort_hooks", False):

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from harness.comms import each_backend, make, torchcomms
-from harness.ranks import Ranks, connect_store, init_default_group, meet, on_ranks
+from harness.ranks import Ranks, connect_store, init_default_group, meet
 
 pytestmark = pytest.mark.beyond_gloo
 TIMEOUT = 20.0
@@ -107,7 +107,7 @@ def test_a_mismatch_of_roots_is_an_error_at_the_latest_when_the_group_ends(call,
         ranks.run(destroy_after, call, *ranks.store_args(), world)
 
 
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 def test_a_mismatch_of_roots_is_an_error_at_the_latest_at_the_next_operation(world):
     comm, rank = make("roots"), dist.get_rank()
     with pytest.raises(torchcomms().CommError) as caught:
@@ -117,7 +117,7 @@ def test_a_mismatch_of_roots_is_an_error_at_the_latest_at_the_next_operation(wor
     comm.finalize()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_finalize_raises_a_mismatch_of_roots_and_frees_all(world):
     comm, rank = make("roots"), dist.get_rank()
     told = []
@@ -134,7 +134,7 @@ def test_finalize_raises_a_mismatch_of_roots_and_frees_all(world):
 
 
 @each_backend
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_mismatch_with_a_barrier_names_the_barrier(world, backend):
     comm = make("names", backend)
     comm.barrier(False)

@@ -23,7 +23,6 @@ from harness.ranks import (
     init_default_group,
     meet,
     on_own_ranks,
-    on_ranks,
     pool,
     time_limit,
 )
@@ -92,7 +91,7 @@ CALLS = {
 }
 
 
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 def test_a_large_all_reduce_names_the_missing_rank(world):
     limit = LIMIT if world == 2 else TOGETHER
     group = short_group(limit)
@@ -102,7 +101,7 @@ def test_a_large_all_reduce_names_the_missing_rank(world):
     drop(group)
 
 
-@on_ranks(3)
+@pytest.mark.ranks(3)
 @pytest.mark.rotation
 @pytest.mark.parametrize("op", CALLS)
 def test_every_collective_names_the_missing_rank(world, op):
@@ -112,7 +111,7 @@ def test_every_collective_names_the_missing_rank(world, op):
     drop(group)
 
 
-@on_ranks(4)
+@pytest.mark.ranks(4)
 def test_all_missing_ranks_are_named(world):
     group = short_group(TOGETHER)
     if dist.get_rank() in (0, 2):
@@ -121,7 +120,7 @@ def test_all_missing_ranks_are_named(world):
     drop(group)
 
 
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 def test_the_first_operation_of_a_group_has_the_same_timeout(world):
     """Setting up the communicator is covered too: nothing of it waits for ever."""
     limit = LIMIT if world == 2 else TOGETHER
@@ -132,7 +131,7 @@ def test_the_first_operation_of_a_group_has_the_same_timeout(world):
     drop(group)
 
 
-@on_ranks(3)
+@pytest.mark.ranks(3)
 def test_an_async_operation_fails_in_wait(world):
     group = short_group(TOGETHER)
     if dist.get_rank() != 1:
@@ -143,7 +142,7 @@ def test_an_async_operation_fails_in_wait(world):
 
 
 @beyond_gloo
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_the_error_of_an_operation_that_another_takes_along_begins_with_its_own_name(world):
     group = dist.new_group()
     if dist.get_rank() == 0:
@@ -160,7 +159,7 @@ def test_the_error_of_an_operation_that_another_takes_along_begins_with_its_own_
     drop(group)
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_missing_message_names_the_sender(world):
     group = short_group()
     if dist.get_rank() == 0:
@@ -169,7 +168,7 @@ def test_a_missing_message_names_the_sender(world):
 
 
 @beyond_gloo
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_large_message_that_nobody_receives_names_the_receiver(world):
     """ncclSend may return early for small messages, never for one larger than all buffers."""
     group = short_group()
@@ -179,7 +178,7 @@ def test_a_large_message_that_nobody_receives_names_the_receiver(world):
 
 
 @beyond_gloo
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_batch_of_messages_fails_in_time(world):
     group = short_group()
     if dist.get_rank() == 0:
@@ -190,7 +189,7 @@ def test_a_batch_of_messages_fails_in_time(world):
     drop(group)
 
 
-@on_ranks(3)
+@pytest.mark.ranks(3)
 def test_monitored_barrier_names_the_missing_rank(world):
     group = short_group()
     backend = group._get_backend(CPU)
@@ -207,12 +206,12 @@ def test_monitored_barrier_names_the_missing_rank(world):
 
 
 @pytest.mark.skipif(torch.__version__ < "2.14", reason="torch refuses plugins before 2.14")
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_dist_monitored_barrier_accepts_the_backend(world):
     dist.monitored_barrier()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_late_rank_is_no_error(world):
     """A third of the limit late, several times in a row: lateness does not add up."""
     limit = 4.5
@@ -227,7 +226,7 @@ def test_a_late_rank_is_no_error(world):
 
 
 @beyond_gloo
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_an_operations_own_timeout_overrides_the_groups(world):
     group = dist.new_group()
     dist.barrier(group)
@@ -240,7 +239,7 @@ def test_an_operations_own_timeout_overrides_the_groups(world):
 
 
 @beyond_gloo
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_after_a_timeout_every_later_call_says_so_at_once(world):
     group = short_group()
     if dist.get_rank() == 0:
@@ -253,7 +252,7 @@ def test_after_a_timeout_every_later_call_says_so_at_once(world):
 
 
 @beyond_gloo
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_timeout_in_one_group_leaves_the_others_alone(world):
     """Those that there are, and those that are made later: nothing ends the process."""
     group = short_group()

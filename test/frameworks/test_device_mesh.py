@@ -14,7 +14,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.comms import each_backend, make, torchcomms
-from harness.ranks import Ranks, connect_store, on_ranks
+from harness.ranks import Ranks, connect_store
 from harness.values import assert_same, data
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
@@ -119,7 +119,7 @@ def test_two_dimensions_of_split_communicators():
         ranks.run(_train_on_two_dimensions, *ranks.store_args(), 4)
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 @each_backend
 def test_the_communicator_outlives_its_group_and_not_the_other_way(world, backend):
     comm, op = make("life", backend), torchcomms().ReduceOp
@@ -151,7 +151,7 @@ def test_the_communicator_outlives_its_group_and_not_the_other_way(world, backen
     dist.destroy_process_group(again)
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_failure_of_one_is_a_failure_of_both(world):
     comm = make("fails")
     group = torchcomms().get_process_group(comm)
@@ -165,7 +165,7 @@ def test_a_failure_of_one_is_a_failure_of_both(world):
     dist.destroy_process_group(group)
 
 
-@on_ranks(3)
+@pytest.mark.ranks(3)
 def test_ranks_in_another_order_are_the_groups_order(world):
     comm = make("order")
     child = comm.split([2, 0, 1], "turned")

@@ -7,7 +7,6 @@ import torch.distributed._functional_collectives as fc
 import torch.distributed.nn.functional as dnn
 
 from harness.parity import like_gloo
-from harness.ranks import on_ranks
 from harness.values import all_data, assert_same, data
 
 pytestmark = pytest.mark.torch_version
@@ -69,7 +68,7 @@ def moving(x, world):
 
 
 @pytest.mark.beyond_gloo
-@on_ranks()
+@pytest.mark.ranks((1, 2, 3, 4))
 def test_each_gives_what_plain_pytorch_gives(world):
     me, group = dist.get_rank(), dist.group.WORLD
     for size in (1, 1025, 100_001):

@@ -17,7 +17,6 @@ from torch.distributed.pipelining import (
 )
 
 from harness.parity import like_gloo
-from harness.ranks import on_ranks
 from harness.values import data
 
 pytestmark = pytest.mark.torch_version
@@ -85,7 +84,7 @@ def test_schedules_of_several_stages_a_rank(name, world):
     return train(schedule, stages)
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_the_v_schedule_trains_what_one_process_trains(world):
     """Where Gloo cannot, too: two neighbouring stages are on one rank, which sends to itself."""
     me, count = dist.get_rank(), 2 * world

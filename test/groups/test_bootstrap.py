@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from harness.comms import torchcomms
 from harness.programs import run_python
-from harness.ranks import Ranks, connect_store, on_ranks, time_limit
+from harness.ranks import Ranks, connect_store, time_limit
 
 pytestmark = pytest.mark.beyond_gloo
 LIMIT = datetime.timedelta(seconds=30)
@@ -176,7 +176,7 @@ def test_ranks_meet_where_the_launcher_says():
         ranks.run(meet)
 
 
-@on_ranks(3)
+@pytest.mark.ranks(3)
 def test_file_store(world):
     path = [f"/tmp/torchcomms_pg-{os.getpid()}"]
     dist.broadcast_object_list(path, 0)
@@ -233,7 +233,7 @@ def test_an_answer_of_another_program_is_refused(bare, said):
 
 
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_names_of_any_length(world, backend):
     rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
     name = "n" * 5000

@@ -16,7 +16,6 @@ from harness.ranks import (
     connect_store,
     init_default_group,
     on_own_ranks,
-    on_ranks,
     time_limit,
 )
 from harness.values import HUGE, all_data, assert_reduced, assert_same, data
@@ -43,7 +42,7 @@ def check_group(group, members):
         assert_same(output, torch.cat(list(inputs.values())))
 
 
-@on_ranks(4)
+@pytest.mark.ranks(4)
 def test_every_pair_of_ranks_may_form_a_group_of_its_own(world):
     groups = {pair: dist.new_group(pair) for pair in itertools.combinations(range(world), 2)}
     for pair, group in groups.items():
@@ -62,7 +61,7 @@ def test_every_pair_of_ranks_may_form_a_group_of_its_own(world):
             dist.destroy_process_group(group)
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_overlapping_groups_may_be_used_in_a_different_order_on_each_rank(world):
     """Asynchronous operations of two groups do not wait for each other."""
     groups = [dist.new_group(), dist.new_group()]
@@ -77,7 +76,7 @@ def test_overlapping_groups_may_be_used_in_a_different_order_on_each_rank(world)
         dist.destroy_process_group(group)
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_gloo_and_the_backend_live_side_by_side(world):
     gloo = dist.new_group(backend="gloo")
     for _ in range(3):
@@ -89,7 +88,7 @@ def test_gloo_and_the_backend_live_side_by_side(world):
     dist.destroy_process_group(gloo)
 
 
-@on_ranks(4)
+@pytest.mark.ranks(4)
 def test_new_group_of_some_ranks_with_local_synchronization(world):
     members = [0, 2] if dist.get_rank() % 2 == 0 else [1, 3]
     group = dist.new_group(members, use_local_synchronization=True)
@@ -97,7 +96,7 @@ def test_new_group_of_some_ranks_with_local_synchronization(world):
     dist.destroy_process_group(group)
 
 
-@on_ranks(3)
+@pytest.mark.ranks(3)
 def test_roots_and_peers_are_global_ranks_in_a_subgroup(world):
     members = [world - 2, world - 1]
     group = dist.new_group(members)
@@ -112,7 +111,7 @@ def test_roots_and_peers_are_global_ranks_in_a_subgroup(world):
         dist.destroy_process_group(group)
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_group_of_one_does_everything_alone(world):
     group = [dist.new_group([rank]) for rank in range(world)][dist.get_rank()]
     check_group(group, [dist.get_rank()])
@@ -134,13 +133,13 @@ def test_a_group_of_one_does_everything_alone(world):
     dist.destroy_process_group(group)
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_group_that_was_never_used_can_be_destroyed(world):
     for _ in range(3):
         dist.destroy_process_group(dist.new_group())
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_many_groups_at_once(world):
     groups = [dist.new_group() for _ in range(20)]
     for number, group in enumerate(groups):
@@ -152,7 +151,7 @@ def test_many_groups_at_once(world):
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_barrier_takes_device_ids_where_there_are_no_devices(world):
     """As programs for both pass them, such as Accelerate's."""
     with FakeTensorMode():  # from then on the guard of CUDA tells of a device that there is not
@@ -167,7 +166,7 @@ def split(group, colors, name):
 
 
 @beyond_gloo
-@on_ranks(2, 4)
+@pytest.mark.ranks((2, 4))
 def test_split_group_of_the_process_group(world):
     me = dist.get_rank()
     dist.barrier()
@@ -185,7 +184,7 @@ def test_split_group_of_the_process_group(world):
 
 
 @beyond_gloo
-@on_ranks(3)
+@pytest.mark.ranks(3)
 def test_split_keeps_the_order_of_the_given_ranks(world):
     dist.barrier()
     order = [2, 0, 1]
@@ -201,7 +200,7 @@ def test_split_keeps_the_order_of_the_given_ranks(world):
 
 @pytest.mark.skipif(torch.__version__ < "2.15", reason="needs an accelerator before torch 2.15")
 @beyond_gloo
-@on_ranks(3)
+@pytest.mark.ranks(3)
 def test_dist_split_group_leaves_the_others_out(world):
     dist.barrier()
     child = dist.split_group(split_ranks=[[0, 1]])
@@ -214,7 +213,7 @@ def test_dist_split_group_leaves_the_others_out(world):
 
 
 @beyond_gloo
-@on_ranks(4)
+@pytest.mark.ranks(4)
 def test_shrink_gives_a_group_of_the_remaining_ranks(world):
     """Only they call it; the excluded rank does nothing."""
     group = dist.new_group()
@@ -275,10 +274,10 @@ def test_shrink_after_a_rank_has_died():
 
 
 @beyond_gloo
-@on_ranks(3)
-def test_shrink_has_a_deadline_and_can_be_tried_again(port, prefix):
+@pytest.mark.ranks(3)
+def test_shrink_has_a_deadline_and_can_be_tried_again(store):
     """Rank 1 gives up, and tries again when rank 0 is about to come."""
-    rank, store = dist.get_rank(), connect_store(port, prefix)
+    rank = dist.get_rank()
     group = dist.new_group()
     dist.barrier(group)
     backend = group._get_backend(CPU)
@@ -301,14 +300,13 @@ def test_shrink_has_a_deadline_and_can_be_tried_again(port, prefix):
 
 
 @beyond_gloo
-@on_ranks(3)
-def test_merge_remote_group_joins_two_groups(port, prefix):
+@pytest.mark.ranks(3)
+def test_merge_remote_group_joins_two_groups(store):
     """Groups {0, 1} and {2} become one of three."""
     me = dist.get_rank()
     pair, single = dist.new_group([0, 1]), dist.new_group([2])
     mine = pair if me < 2 else single
     dist.barrier(mine)
-    store = connect_store(port, prefix)
     whole = mine.merge_remote_group(store, 3, timeout=LIMIT, group_name="merged")
     assert whole.size() == 3
     ranks = torch.empty(3)

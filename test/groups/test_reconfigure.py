@@ -15,7 +15,6 @@ from harness.ranks import (
     Ranks,
     init_default_group,
     on_own_ranks,
-    on_ranks,
     time_limit,
     wait_for,
 )
@@ -202,7 +201,7 @@ def test_members_with_different_handles_do_not_meet():
     check_group([0, 1])
 
 
-@on_ranks(1)
+@pytest.mark.ranks(1)
 def test_what_is_wrong_in_the_arguments_is_named(world):
     group = dist.new_group()
     mine, other = handle(group), "torchcomms:1:0123456789abcdef"
@@ -309,7 +308,7 @@ def test_what_was_replaced_leaves_no_threads_and_no_files():
     dist.barrier()
 
 
-@on_ranks(3)
+@pytest.mark.ranks(3)
 def test_subgroups_and_shrunk_groups_can_be_reconfigured_too(world):
     store = dist.distributed_c10d._get_default_store()
     me = dist.get_rank()
@@ -348,7 +347,7 @@ def test_whether_a_failure_ends_the_process_stays(port, prefix, chosen):
     assert seen == [chosen] * 2
 
 
-@on_ranks(1)
+@pytest.mark.ranks(1)
 def test_the_group_of_a_torchcomm_refuses(world):
     comm = make("apart")
     group = torchcomms().get_process_group(comm)

@@ -9,14 +9,14 @@ import torch.distributed as dist
 
 from harness.comms import make, torchcomms
 from harness.leaks import descriptors
-from harness.ranks import Ranks, check, connect_store, on_ranks, thread_names, time_limit, wait_for
+from harness.ranks import Ranks, check, connect_store, thread_names, time_limit, wait_for
 from harness.values import all_data, assert_reduced, assert_same, data
 
 pytestmark = pytest.mark.beyond_gloo
 SECOND = datetime.timedelta(seconds=1)
 
 
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 def test_large_tensors_are_reduced_in_parts_to_the_same_bits_as_over_shm(world):
     rank, op = dist.get_rank(), torchcomms().ReduceOp
     gloo, shm = make("large", "gloo"), make("large", "shm")
@@ -35,7 +35,7 @@ def test_large_tensors_are_reduced_in_parts_to_the_same_bits_as_over_shm(world):
     shm.finalize()
 
 
-@on_ranks(2, 3)
+@pytest.mark.ranks((2, 3))
 def test_messages_of_any_size_overtake_each_other_only_by_tag(world):
     comm, rank = make("sizes", "gloo"), dist.get_rank()
     right, left = (rank + 1) % world, (rank - 1) % world
@@ -55,7 +55,7 @@ def test_messages_of_any_size_overtake_each_other_only_by_tag(world):
     comm.finalize()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_mismatch_is_an_error_on_both_ranks(world):
     for first, second, words in (
         (lambda c: c.all_reduce(torch.ones(4), torchcomms().ReduceOp.SUM, False),
@@ -75,7 +75,7 @@ def test_a_mismatch_is_an_error_on_both_ranks(world):
         comm.finalize()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_a_mismatch_of_roots_is_an_error_at_the_timeout_and_nobody_is_called_late(world):
     me, op = dist.get_rank(), torchcomms().ReduceOp
     one, both = torch.ones(4), [torch.ones(4), torch.ones(4)]
@@ -129,7 +129,7 @@ def test_a_dead_peer_ends_every_wait():
         assert outcomes[1].died
 
 
-@on_ranks(3)
+@pytest.mark.ranks(3)
 def test_a_rank_that_calls_abort_is_in_the_error_of_all_others(world):
     comm = make("aborted", "gloo")
     comm.barrier(False)
@@ -141,7 +141,7 @@ def test_a_rank_that_calls_abort_is_in_the_error_of_all_others(world):
     comm.finalize()
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_threads_and_sockets_end_with_the_communicator(world):
     def held():
         sockets = [link for link in descriptors().values() if link.startswith("socket:")]
@@ -164,7 +164,7 @@ def test_threads_and_sockets_end_with_the_communicator(world):
     dist.barrier()
 
 
-@on_ranks(3)
+@pytest.mark.ranks(3)
 def test_a_group_that_is_closed_at_once_breaks_nobodys_connecting(world):
     """Seen in one of 200 such groups when a rank closed its connections while another connected."""
     for turn in range(60):

@@ -10,7 +10,6 @@ from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as c10d
 
 from harness.limits import grown
-from harness.ranks import on_ranks
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 CPU = torch.device("cpu")
@@ -35,7 +34,7 @@ def test_nothing_is_patched_twice_or_without_need():
         assert not hasattr(c10d.monitored_barrier, "replaced_by")
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_all_gather_base_has_gradients(world):
     gloo = dist.new_group(backend="gloo")
     x = torch.ones(2, 3, requires_grad=True)
@@ -58,7 +57,7 @@ def test_all_gather_base_has_gradients(world):
 
 
 @OLD
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_monitored_barrier_takes_more_than_gloo(world):
     gloo = dist.new_group(backend="gloo")
     dist.monitored_barrier()
@@ -73,7 +72,7 @@ def test_monitored_barrier_takes_more_than_gloo(world):
 
 
 @OLD
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_timeouts_reach_the_backend(world):
     group, gloo = dist.new_group(), dist.new_group(backend="gloo")
     backend = group._get_backend(CPU)
@@ -110,7 +109,7 @@ def test_ephemeral_timeouts_reach_the_backend():
 
 
 @OLD
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_groups_tell_their_sequence_number(world):
     group, gloo = dist.new_group(), dist.new_group(backend="gloo")
     for each in (group, gloo):

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import torchcomms_pg
 from harness.programs import run_python
-from harness.ranks import Ranks, init_default_group, on_ranks
+from harness.ranks import Ranks, init_default_group
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 CPU = torch.device("cpu")
@@ -139,7 +139,7 @@ def test_cpu_torchcomms_with_cuda_nccl_works_or_torch_itself_refuses():
         assert "nccl" in refusal.lower() and not raised_in.startswith(ours), refusal
 
 
-@on_ranks(2)
+@pytest.mark.ranks(2)
 def test_the_backend_knows_its_name_rank_and_size(world):
     backend = dist.group.WORLD._get_backend(CPU)
     assert isinstance(backend, torchcomms_pg.Backend)
