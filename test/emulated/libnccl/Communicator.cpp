@@ -100,7 +100,7 @@ ncclResult_t asyncError(Comm& comm) {
   if (asyncErrorCompletesJobs()) completeJob(comm);
   auto result = ncclSuccess;
   const auto asked = shm().commGetAsyncError(comm.shm, &result);
-  if (result == ncclRemoteError && !overNetwork()) return ncclSuccess;
+  if (isNotTold(result)) return ncclSuccess;
   const auto found = asked == ncclSuccess ? result : asked;
   // The thread that notices it warns, once.
   return comm.warned.exchange(found != ncclSuccess) ? found : told(found, comm.shm);
@@ -116,16 +116,25 @@ bool overNetwork() {
   return hosts;
 }
 
-void spin(Comm& comm, bool failed, bool late) {
+bool isNotTold(ncclResult_t error) {
+  // What ranks call wrongly is found out here, where NCCL would wait or go on.
+  static const bool mismatchesHang = std::getenv("EMULATED_MISMATCHES_HANG") != nullptr;
+  if (error == ncclInvalidUsage) return mismatchesHang;
+  return error == ncclRemoteError && !overNetwork();
+}
+
+bool hasFailedUntold(Comm& comm) {
   auto* const joined = comm.shm.load();
   auto error = ncclSuccess;
-  // What ranks call wrongly is found out here, where NCCL would wait or go on.
-  const bool waits = failed && joined != nullptr &&
-                     shm().commGetAsyncError(joined, &error) == ncclSuccess &&
-                     error == ncclRemoteError;
+  return joined != nullptr && shm().commGetAsyncError(joined, &error) == ncclSuccess &&
+         isNotTold(error);
+}
+
+void spin(Comm& comm, bool failed, bool late) {
+  const bool waits = failed && hasFailedUntold(comm);
   const auto ends = [&] {
     if (late) return comm.size == 1;
-    return !waits || overNetwork() || comm.revoked;
+    return !waits || comm.revoked;
   };
   if (comm.aborted || ends()) return;
   ++counts().spinning;

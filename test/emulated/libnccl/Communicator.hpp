@@ -89,6 +89,12 @@ ncclResult_t ensureReady(Comm& comm, const char* function);
 // NCCL_HOSTID says so.
 bool overNetwork();
 
+// Returns whether NCCL hears nothing of an error of csrc/shm, and its kernels wait for ever: of a
+// peer inside a host, and with EMULATED_MISMATCHES_HANG of ranks that call different collectives.
+bool isNotTold(ncclResult_t error);
+// Returns whether the communicator has failed by such an error.
+bool hasFailedUntold(Comm& comm);
+
 // Returns `result` of csrc/shm, whose text of an error becomes NCCL's.
 ncclResult_t told(ncclResult_t result, ncclComm_t shm = nullptr);
 

@@ -70,6 +70,12 @@ ncclResult_t operate(const std::vector<Task>& tasks) {
       }
       result = shm().groupEnd();
     });
+    if (result == ncclInvalidUsage && hasFailedUntold(*comm)) {
+      for (auto* const stream : streams) {
+        stream->enqueue([comm] { spin(*comm, /*failed=*/true, /*late=*/false); });
+      }
+      continue;
+    }
     if (result != ncclSuccess) return result;
   }
   return ncclSuccess;
