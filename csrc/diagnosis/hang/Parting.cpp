@@ -41,15 +41,21 @@ int peerOf(int own, const std::map<int, RankStatus>& answers, const Verdict& ver
   const auto& named = verdict.ranks.empty() ? verdict.missing : verdict.ranks;
   const auto isNamed = [&](int rank) { return std::ranges::find(named, rank) != named.end(); };
   int other = -1;
+  int ofAnotherSize = -1;  // a group that compares sizes itself leaves them out of the signature
   for (const auto& [rank, answer] : answers) {
-    if (rank != own && answer.failure.empty() && differs(answer)) {
+    if (rank == own || !answer.failure.empty()) {
+      continue;
+    }
+    if (differs(answer)) {
       if (isNamed(rank) != isNamed(own)) {
         return rank;
       }
       other = other < 0 ? rank : other;
+    } else if (ofAnotherSize < 0 && answer.current != mine.current) {
+      ofAnotherSize = rank;
     }
   }
-  return other;
+  return other < 0 ? ofAnotherSize : other;
 }
 
 // Returns the ranks that are where `rank` is.
