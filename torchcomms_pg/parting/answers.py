@@ -36,6 +36,9 @@ _PRIMITIVE = tuple(
     for name in ("distributed_c10d", "c10d_logger", "_functional_collectives")
 )
 
+# What the recorder calls otherwise than a verdict.
+_NAMES = {"all_reduce_barrier": "barrier"}
+
 # Inquiries that wait for the other rank's values, by group and rank.
 _open: dict[tuple[str, int], Inquiry] = {}
 _long_ago: dict[tuple[str, int], branches.Difference | None] = {}
@@ -137,7 +140,8 @@ def _report(group: str, number: int, rank: int) -> Report:
     for seq, name, thread, calls, _ in _C.recent_operations(group, rank):
         if id(calls) not in known:
             known[id(calls)] = (calls, stack_of(calls))  # keeps the list, so that its id is unique
-        operations.append(Operation(group, seq, name.lstrip("_"), thread, known[id(calls)][1]))
+        shown = _NAMES.get(name, name).lstrip("_")
+        operations.append(Operation(group, seq, shown, thread, known[id(calls)][1]))
     if operations and operations[-1].number == number and not operations[-1].stack:
         operations[-1] = _in_backward(operations[-1], frames)
     threads = {each.thread for each in operations} | {threading.main_thread().ident or 0}

@@ -135,23 +135,55 @@ class Comparison:
     def skips(self, code: Code, level: int, loop: int) -> list[Decision]:
         """Returns the decisions that may skip all operations of a loop's iteration.
 
-        Their first way leads to an operation, the second to the next iteration. `loop`: the place
-        of the loop's FOR_ITER.
+        Their first way leads to an operation, the second to the next iteration. `loop`: the first
+        place of the loop, such as its FOR_ITER.
         """
         flow = self.flow(code)
-        closed = self._closed(code)
         body = [way.target for way in flow.outcomes(loop) if not way.jumps and not way.raises]
-        barred = lambda at: at == loop or closed(at)  # noqa: E731
-        inside = flow.forward(body, barred)
+        return self._passing(code, level, body, loop)
+
+    def skips_in_calls(self, code: Code, loop: int) -> list[Decision]:
+        """Returns the decisions in functions called in a loop's iteration that may skip them all.
+
+        Their first way leads to an operation, the second to the function's end.
+        """
+        flow = self.flow(code)
+        body = [way.target for way in flow.outcomes(loop) if not way.jumps and not way.raises]
+        return self._passing_in_calls(code, body, loop, {code})
+
+    def _passing(self, code: Code, level: int, starts: list[int], end: int) -> list[Decision]:
+        """Returns the decisions of a function that may lead from `starts` past all operations."""
+        flow = self.flow(code)
+        closed = self._closed(code)
+        barred = lambda at: at == end or closed(at)  # noqa: E731
+        inside = flow.forward(starts, barred)
         issuing = {at for at in inside if at != EXIT and closed(at)}
         to_first = set().union(*(flow.backward(at, barred) for at in issuing))
-        to_second = flow.backward(loop, barred)
+        to_second = flow.backward(end, barred)
         found = []
-        for at in inside - {EXIT, loop}:
+        for at in inside - {EXIT, end}:
             if flow.decides(at) and not closed(at):
                 ways = self._decide(flow, at, to_first, to_second)
                 if ways:
                     found.append(Decision(code, at, level, *ways, ends=(EXIT, EXIT)))
+        return found
+
+    def _passing_in_calls(
+        self, code: Code, starts: list[int], end: int, known: set[Code]
+    ) -> list[Decision]:
+        flow = self.flow(code)
+        closed = self._closed(code)
+        barred = lambda at: at == end or closed(at)  # noqa: E731
+        way = flow.forward(starts, barred) & flow.backward(end, barred)
+        found = []
+        for at in way - {EXIT, end}:
+            for callee in self._sites.get(code, {}).get(at, ()):
+                if callee is None or callee in known:
+                    continue
+                known.add(callee)
+                start = [self.flow(callee).start()]
+                found += self._passing(callee, -1, start, EXIT)
+                found += self._passing_in_calls(callee, start, EXIT, known)
         return found
 
     def iterations(self, rank: Rank, level: int, loop: int) -> set[int]:

@@ -134,6 +134,16 @@ class Flow:
                 left += before.get(place, [])
         return seen
 
+    def loops(self, place: int) -> set[int]:
+        """Returns the first places of the loops around a place."""
+        backwards = [
+            (at, way.target)
+            for at, ways in self._outcomes.items()
+            for way in ways
+            if way.jumps and way.target <= at
+        ]
+        return {first for at, first in backwards if place in self.backward(at, first.__eq__)}
+
     def after(self, place: int) -> list[int]:
         """Returns the places that follow a call that has returned."""
         return [outcome.target for outcome in self._outcomes[place] if not outcome.raises]

@@ -73,13 +73,16 @@ class _Loop(NamedTuple):
     level: int
     code: Code
     readings: tuple[Reading | None, Reading | None]
-    ahead: frozenset[int]  # by how many iterations the first rank may be ahead
+    # By how many iterations the first rank may be ahead; None if that is not known.
+    ahead: frozenset[int] | None
 
 
 class _Candidate(NamedTuple):
     decision: Decision
     statement: Statement
     readings: tuple[Reading | None, Reading | None]
+    # Of a decision that skips an iteration: the code and the first place of the loop.
+    skips: tuple[Code, int] | None = None
 
 
 class Inquiry:
@@ -107,6 +110,8 @@ class Inquiry:
         self._loops: list[_Loop] = []
         self._note: list[str] = []
         self._soft = False
+        # Of each rank whether it has gone on, so that its values are of a later time.
+        self._moved = (False, False)
         try:
             self._find()
         except Unknown:
@@ -126,9 +131,14 @@ class Inquiry:
         count = len(self._candidates)
         answered = [_read_answer(text, count + len(self._loops)) for text in answers]
         told = [each[:count] for each in answered]
+        aligned = set()
         for at, loop in enumerate(self._loops):
             values = [each[count + at]["reads"].get(loop.counted.variable) for each in answered]
-            if _in_other_iterations(loop, values):
+            ahead = _ahead(values)
+            if ahead is None or loop.ahead is None:
+                continue
+            aligned.add((loop.code, loop.counted.place))
+            if ahead not in loop.ahead:
                 variable, line = loop.counted.variable, loop.counted.line
                 return self._skipped(
                     loop.code,
@@ -138,12 +148,12 @@ class Inquiry:
                     f" {variable} is {values[0]} on {self._sides[0].name},"
                     f" {values[1]} on {self._sides[1].name}",
                 )
-        chosen = self._choose(told)
+        chosen = self._choose(told, aligned)
         if not chosen:
             return None
         for index in chosen:
             if length := self._one_length(index, told):
-                decision, statement, _ = self._candidates[index]
+                decision, statement, *_ = self._candidates[index]
                 return self._skipped(
                     decision.code,
                     decision.level,
@@ -153,7 +163,7 @@ class Inquiry:
                 )
         places = []
         for index in chosen:
-            decision, statement, _ = self._candidates[index]
+            decision, statement, *_ = self._candidates[index]
             place = Place(
                 decision.code.file,
                 statement.line,
@@ -164,7 +174,7 @@ class Inquiry:
                 places.append(place)
         lines = list(self._note)
         if len(places) == 1:
-            ways = "" if self._soft else self._ways(chosen)
+            ways = "" if self._soft else self._ways(chosen[0])
             lines += [ways] if ways else []
             lines += self._differences(chosen, told)
         return Parting(places, lines) if len(places) <= _MOST_PLACES else None
@@ -225,6 +235,7 @@ class Inquiry:
             stacks.append(stack)
             depends = depends or (operation is not None and self._comparison.depends(stack))
         self._places = (places[0], places[1])
+        self._moved = (max(by_number[0], default=0) > number, max(by_number[1], default=0) > number)
         if back:
             self._tell_difference(number, ranks)
         if self._parts_in_a_call(ranks, stacks):
@@ -240,8 +251,64 @@ class Inquiry:
             return
         for decision in decisions:
             self._add(decision, ranks)
+        if not decisions:
+            return
         if not back:
             self._add_loops(ranks)
+        self._add_skips(ranks)
+
+    def _add_skips(self, ranks: list[Rank]) -> None:
+        """Adds the decisions by which a rank may have skipped an iteration before.
+
+        The places of both would not show it.
+        """
+        for level, (one, other) in enumerate(zip(*(rank.next for rank in ranks), strict=False)):
+            lasts = [rank.last[level] for rank in ranks if len(rank.last) > level]
+            same = {one.code, other.code, *(last.code for last in lasts)}
+            if len(lasts) < 2 or len(same) > 1:
+                break
+            if not self._comparison.is_opaque(one.code):
+                flow = self._comparison.flow(one.code)
+                places = {last.instruction for last in lasts}
+                for loop in set.intersection(*map(flow.loops, places)):
+                    for decision in [
+                        *self._comparison.skips(one.code, level, loop),
+                        *self._comparison.skips_in_calls(one.code, loop),
+                    ]:
+                        self._add(decision, ranks, skips=(one.code, loop))
+            if one != other:
+                break
+
+    def _begun(self, at: int, rank: Rank, level: int, loop: int) -> set[int] | None:
+        """Returns how many iterations of a loop a rank may have begun since its last common one.
+
+        Up to now, when the loop's counter is read. None if that is not known.
+        """
+        begun = self._comparison.iterations(rank, level, loop)
+        operation = self._places[at]
+        report = self._sides[at].report
+        later = [
+            each
+            for each in report.operations
+            if operation and each.group == self._group and each.number > operation.number
+        ]
+        if operation is None or not later:
+            return begun
+        now = Operation("", 0, "", operation.thread, report.now.get(operation.thread, ()))
+        before = rank.next
+        for each in [*later, now]:
+            shown = self._shown(each.stack)
+            here = shown[: level + 1]
+            if each is now and here == before[: level + 1]:
+                break
+            if each.thread != operation.thread or len(here) <= level:
+                return None
+            if here[:level] != before[:level] or here[level].code != before[level].code:
+                return None
+            more = self._comparison.iterations(Rank(before, shown, each.name), level, loop)
+            begun = {one + other for one in begun for other in more}
+            before = shown
+        return begun or None
 
     def _add_loops(self, ranks: list[Rank]) -> None:
         for level, (one, other) in enumerate(zip(*(rank.next for rank in ranks), strict=False)):
@@ -258,8 +325,12 @@ class Inquiry:
             ):
                 reads = {counted.variable: counted.variable}
                 readings = [self._living(at, level, one.code, reads, "") for at in (0, 1)]
-                begun = [self._comparison.iterations(rank, level, counted.place) for rank in ranks]
-                ahead = frozenset(x - y for x in begun[0] for y in begun[1])
+                begun = [
+                    self._begun(at, rank, level, counted.place) for at, rank in enumerate(ranks)
+                ]
+                ahead = None
+                if begun[0] is not None and begun[1] is not None:
+                    ahead = frozenset(x - y for x in begun[0] for y in begun[1])
                 self._loops.append(
                     _Loop(counted, level, one.code, (readings[0], readings[1]), ahead)
                 )
@@ -299,33 +370,53 @@ class Inquiry:
         return True
 
     def _first_difference(self, by_number: list[dict[int, Operation]], number: int) -> int | None:
-        """Returns the first operation from which on one rank is ahead by some calls, or None."""
+        """Returns the first operation that is not the same call on both ranks, or None.
+
+        The ranks call different operations, or from then on one rank is ahead by some calls.
+        """
+        one, other = by_number
+        named = (at for at in set(one) & set(other) if one[at].name != other[at].name)
         shown = [
             {at: self._shown(known[at].stack) for at in known if at <= number}
             for known in by_number
         ]
-        return first_difference(*shown)
+        ahead = first_difference(*shown)
+        found = [at for at in (*named, ahead) if at is not None and at < number]
+        return min(found, default=ahead)
 
     def _tell_difference(self, number: int, ranks: list[Rank]) -> None:
+        names = [_name(operation, number) for operation in self._places]
+        same = names[0] == names[1]
+        level = next(
+            (at for at, (x, y) in enumerate(zip(*(r.next for r in ranks), strict=False)) if x != y),
+            -1,
+        )
         lines = []
-        for rank, side in zip(ranks, self._sides, strict=True):
-            code, place = rank.next[-1]
-            flow = self._comparison.flow(code)
-            lines.append(f"{side.name}: line {flow.line(place)} in {statements.function_of(code)}")
+        for rank, side, name in zip(ranks, self._sides, names, strict=True):
+            code, place = rank.next[level]
+            line = self._comparison.flow(code).line(place)
+            what = "" if same else f"{name} at "
+            lines.append(f"{side.name}: {what}line {line} in {statements.function_of(code)}")
         self._note.append(
-            f"since {_name(self._places[0], number)} the ranks have called from different lines"
-            f" ({', '.join(lines)})"
+            f"since {names[0] if same else f'#{number}'} the ranks have called"
+            f" {'from different lines' if same else 'different operations'} ({', '.join(lines)})"
         )
 
     # ------------------------------------------------------------------ candidates
 
-    def _add(self, decision: Decision, ranks: list[Rank], called: bool = False) -> None:
+    def _add(
+        self,
+        decision: Decision,
+        ranks: list[Rank],
+        called: bool = False,
+        skips: tuple[Code, int] | None = None,
+    ) -> None:
         flow = self._comparison.flow(decision.code)
         statement = statements.statement_of(decision, flow, called)
         if statement is None:
             raise Unknown("the source does not show a decision")
         readings = tuple(self._reading(at, decision, statement, ranks) for at in (0, 1))
-        self._candidates.append(_Candidate(decision, statement, (readings[0], readings[1])))
+        self._candidates.append(_Candidate(decision, statement, (readings[0], readings[1]), skips))
 
     def _softly(self, ranks: list[Rank]) -> None:
         """Adds all decisions before the operations: only their values can tell."""
@@ -411,9 +502,14 @@ class Inquiry:
         asked = [each.readings[at] for each in self._candidates]
         return json.dumps(asked + [each.readings[at] for each in self._loops])
 
-    def _choose(self, told: list[list[dict[str, Any]]]) -> list[int]:
-        """Returns the candidates that may be right, by their values."""
-        everyone = list(range(len(self._candidates)))
+    def _choose(
+        self, told: list[list[dict[str, Any]]], aligned: set[tuple[Code, int]]
+    ) -> list[int]:
+        """Returns the candidates that may be right, by their values.
+
+        `aligned`: the loops of which both ranks are in one iteration.
+        """
+        everyone = [at for at, each in enumerate(self._candidates) if each.skips not in aligned]
         if self._soft:
             states = [self._reads_differ(at, told) for at in everyone]
             differ = [at for at in everyone if states[at]]
@@ -425,7 +521,7 @@ class Inquiry:
             return differ if len(places) == 1 and known else []
         if len({self._place_of(at) for at in everyone}) == 1:
             return everyone
-        ways = [self._ways_now(at, told) for at in everyone]
+        ways = {at: self._ways_now(at, told) for at in everyone}
         left = [at for at in everyone if not any(self._refutes(at, by, ways) for by in everyone)]
         return left or everyone
 
@@ -435,7 +531,7 @@ class Inquiry:
         The ranks have not parted at such a loop: one has gone through an iteration without an
         operation before. Returns "" for other decisions, and if the lengths differ or are unknown.
         """
-        decision, statement, _ = self._candidates[index]
+        decision, statement, *_ = self._candidates[index]
         ways = (decision.first, decision.second)
         if not statement.over or ways[0] is None or ways[1] is None:
             return ""
@@ -459,11 +555,13 @@ class Inquiry:
         return Parting(list(places), [*self._note, why]) if len(places) == 1 else None
 
     def _place_of(self, at: int) -> tuple[str, int]:
-        decision, statement, _ = self._candidates[at]
+        decision, statement, *_ = self._candidates[at]
         return decision.code.file, statement.line
 
     def _reads_differ(self, at: int, told: list[list[dict[str, Any]]]) -> bool | None:
         """Returns whether values of a decision differ between the ranks; None if unknown."""
+        if any(self._moved):
+            return None
         reads = self._candidates[at].statement.reads
         pairs = [tuple(side[at]["reads"].get(text) for side in told) for text in reads]
         if any(None not in pair and pair[0] != pair[1] for pair in pairs):
@@ -474,11 +572,11 @@ class Inquiry:
         self, at: int, told: list[list[dict[str, Any]]]
     ) -> tuple[Outcome | None, Outcome | None]:
         """Returns the ways that a condition's values now lead both ranks; None if unknown."""
-        decision, statement, _ = self._candidates[at]
+        decision, statement, *_ = self._candidates[at]
         flow = self._comparison.flow(decision.code)
         ways = []
-        for side in told:
-            holds = side[at]["test"]
+        for side, moved in zip(told, self._moved, strict=True):
+            holds = None if moved else side[at]["test"]
             jumps = None if holds is None else statements.jumps(flow, decision, statement, holds)
             ways.append(
                 next(
@@ -492,7 +590,9 @@ class Inquiry:
             )
         return ways[0], ways[1]
 
-    def _refutes(self, at: int, by: int, ways: list[tuple[Outcome | None, Outcome | None]]) -> bool:
+    def _refutes(
+        self, at: int, by: int, ways: Mapping[int, tuple[Outcome | None, Outcome | None]]
+    ) -> bool:
         """Returns whether values show that a rank has not gone the way of a candidate.
 
         A condition's last value says which way the rank has gone last. If that way does not lead to
@@ -536,8 +636,12 @@ class Inquiry:
 
     # ------------------------------------------------------------------ text
 
-    def _ways(self, chosen: list[int]) -> str:
-        decision, statement, _ = self._candidates[chosen[0]]
+    def _ways(self, chosen: int) -> str:
+        decision, statement, _, skips = self._candidates[chosen]
+        if skips is not None:
+            code, loop = skips
+            line = self._comparison.flow(code).line(loop)
+            return f"a rank has gone through the loop at line {line} without an operation"
         told = []
         for at, way in ((0, decision.first), (1, decision.second)):
             side = self._sides[at]
@@ -576,13 +680,13 @@ def _name(operation: Operation | None, number: int) -> str:
     return f"{operation.name if operation else 'operation'} #{number}"
 
 
-def _in_other_iterations(loop: _Loop, values: list[Any]) -> bool:
-    """Returns whether a loop's counter shows that a rank has gone through it without operations."""
+def _ahead(values: list[Any]) -> int | None:
+    """Returns by how many iterations the first rank is ahead, by a loop's counter, or None."""
     try:
         one, other = (int(value) for value in values)
     except (TypeError, ValueError):
-        return False
-    return one - other not in loop.ahead
+        return None
+    return one - other
 
 
 class _Names(ast.NodeTransformer):
