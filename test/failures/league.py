@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 
 from failures import faults, watched_matrix
-from failures.test_partings import FOLDER, PROGRAMS, marked
+from failures.test_partings import FOLDER, PROGRAMS, TRUE, marked
 from harness import gpus, lockstep, parting_rank, scene_dumps, scene_scores, scenes
 from harness.entrants import ENTRANTS, PY_SPY, Answer, Evidence, py_spy, stacks_of, verdict
 from harness.ranks import Ranks, close_all, connect_store, wait_for
@@ -96,8 +96,9 @@ def judge(answer, truth, seconds):
     if any(truth.places.values()):
         line = bool(known) and all(truth.places[r] & answer.places.get(r, set()) for r in known)
     said = set(answer.branches)
-    branch = None if not truth.branch else said == set(truth.branch)
-    wrong_branch = truth.branch is not None and bool(said - set(truth.branch))
+    found = truth.branch is not None and bool(said & set(truth.branch))
+    branch = found if truth.branch else None
+    wrong_branch = truth.branch is not None and bool(said) and not found
     right = bool(answer.named) and answer.named <= truth.ranks
     return Score(right and not wrong, line, branch, wrong, wrong_branch, seconds)
 
@@ -153,7 +154,8 @@ def _truth_at_hang(path, group):
             code, at = own[0]
             line = list(code.co_positions())[at // 2][0]
             places[rank] = {(path.name, line)}
-    return Truth(ranks, places, [(path.name, line) for line in marked(path)])
+    true = marked(path, TRUE) or marked(path)
+    return Truth(ranks, places, [(path.name, line) for line in true])
 
 
 class Hang:
@@ -165,6 +167,8 @@ class Hang:
         env = {"TORCH_FR_DUMP_TEMP_FILE": f"{self.dumps.name}/trace_"}
         if backend == "torchcomms":
             env["TORCHCOMMS_PG_VERDICT_AFTER"] = str(AFTER)
+        if kind == "parting":
+            env["EMULATED_MISMATCHES_HANG"] = "1"
         on_gpus = gpus.environment if backend.startswith("nccl") else None
         self.ranks = Ranks(WORLD, init=False, env=env, started_with=on_gpus)
         args = self.ranks.store_args()

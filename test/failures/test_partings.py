@@ -1,5 +1,6 @@
 """Where ranks have parted: the decision that has sent them to different operations."""
 
+import contextlib
 import itertools
 import pathlib
 import re
@@ -9,12 +10,15 @@ import pytest
 import torch
 
 from failures.test_watch import LIMIT, SOON
-from harness import lockstep, parting_rank
+from harness import gpus, lockstep, parting_rank
 from harness.ranks import Ranks, wait_for
 from torchcomms_pg.parting import branches, inquiry, positions
 
 FOLDER = pathlib.Path(__file__).parent / "partings"
-MARKS = ("  # parted", "  # perhaps")  # the line, or one of several that the positions allow
+# The line, or one of several that the positions allow, of which one is the line.
+MARKS = ("  # parted", "  # perhaps", "  # parted, perhaps")
+# The line, also if it does not follow from the positions of a rank that waits.
+TRUE = ("  # parted", "  # parted, perhaps", "  # parted, unseen")
 SO_FAR = "  # parted, so far"  # as long as a rank has not come farther
 PROGRAMS = sorted(FOLDER.glob("*.py"))
 # lockstep.Stopped ends the threads of a program, too.
@@ -244,3 +248,78 @@ def assert_the_marked_line_is_named(path, backend, started_with=None):
             break
     assert places == right, text  # a rank without a core is not waited for
     assert ("the ranks parted at" in text) == bool(right)
+
+
+ALL_PROGRAMS = [*PROGRAMS, *sorted((FOLDER / "on_ranks").glob("*.py"))]
+AT_A_TIME = 4
+# Programs of which a backend's verdict names no line, and why.
+SILENT = {
+    "torchcomms": {},
+    "gloo": {
+        "comprehension": "a rank has got its data of the other call, and has gone on",
+        "set_order": "a rank has got its data of the other call, and has gone on",
+        "drifted_counter": "gloo ends the process",
+    },
+    "nccl": {
+        "second_module_in_backward": "its collectives come from autograd's thread, and the program"
+        " goes on meanwhile",
+    },
+}
+
+
+def texts_of_hangs(paths, backend):
+    """Yields each program with the verdicts of its ranks; with none if it has ended."""
+    over_nccl = backend == "nccl"
+    started_with = gpus.environment if over_nccl else None
+    env = {"EMULATED_MISMATCHES_HANG": "1"} if over_nccl else {}
+    for first in range(0, len(paths), AT_A_TIME):
+        with contextlib.ExitStack() as stack:
+            hangs = []
+            for path in paths[first : first + AT_A_TIME]:
+                world = getattr(lockstep.load(path), "WORLD", 2)
+                ranks = stack.enter_context(
+                    Ranks(world, init=False, env=env, started_with=started_with)
+                )
+                args = ranks.store_args()
+                ranks.start(parting_rank.run, str(path), backend, args, world, LIMIT)
+                hangs.append((path, ranks))
+            for path, ranks in hangs:
+                every = range(ranks.world)
+                texts = lambda: [  # noqa: E731
+                    text
+                    for rank in every
+                    for text in ranks.verdicts(rank)
+                    if "prints the rest" not in text
+                ]
+                ended = lambda: all(ranks.outcome(rank) for rank in every)  # noqa: E731
+                wait_for(lambda: texts() or ended(), SOON)
+                yield path, texts()
+
+
+def lines_named(text):
+    return {int(line) for line in re.findall(r"\S+\.py:(\d+) in \w+: `", text)}
+
+
+@pytest.mark.slow
+@pytest.mark.beyond_gloo
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("backend", ["torchcomms", "gloo", "nccl"])
+def test_every_program_s_line_is_named_over_a_backend_and_no_wrong_one(backend):
+    if backend != "torchcomms" and torch.__version__ < "2.14":
+        pytest.skip("c10d has hooks from torch 2.14 on")
+    if backend == "nccl" and gpus.missing():
+        pytest.skip(gpus.missing())
+    left = [path for path in ALL_PROGRAMS if marked(path, TRUE + MARKS)]
+    quiet = [path for path in ALL_PROGRAMS if path not in left]
+    for _, texts in texts_of_hangs(quiet, backend):
+        assert not any(map(lines_named, texts)), texts
+    named = {}
+    for _ in range(3):  # a rank without a core is not waited for
+        for path, texts in texts_of_hangs(left, backend):
+            true = set(marked(path, TRUE)) or set(marked(path))
+            for lines in filter(None, map(lines_named, texts)):
+                assert lines & true, f"{path.stem}: {texts}"
+                named[path.stem] = sorted(lines)
+        left = [path for path in left if path.stem not in named and marked(path)]
+    print(f"{backend}: {len(named)} are named:", named)
+    assert {path.stem for path in left} <= set(SILENT[backend])

@@ -37,10 +37,6 @@ def run(path, backend, args, world, limit):
         world_size=world,
         timeout=JOINING,
     )
-    dist.all_reduce(torch.ones(7, device=device))
-    if backend == "torchcomms":
-        torchcomms_pg.get_comm().set_timeout(limit)
-
     operations = (dist.all_reduce, dist.broadcast, dist.barrier)
     if device.type == "cuda":
         operations = map(_on_gpu, operations)
@@ -57,7 +53,7 @@ def run(path, backend, args, world, limit):
     )
     said = []
     # The frames of a thread of its own begin as a program's do, and not in the pool of ranks.
-    thread = threading.Thread(target=lambda: said.append(_error_of(path, at)))
+    thread = threading.Thread(target=lambda: said.append(_error_of(path, at, limit)))
     thread.start()
     thread.join()
     return said[0]
@@ -73,9 +69,16 @@ def _on_gpu(operation):
     return waits
 
 
-def _error_of(path, at):
+def _set_timeout(limit):
+    if dist.get_backend() == "torchcomms":
+        torchcomms_pg.get_comm().set_timeout(limit)
+
+
+def _error_of(path, at, limit):
     if at.device.type == "cuda":
         torch.cuda.set_device(at.device)  # each thread has its own
+    at.all_reduce(at.ones(7))
+    _set_timeout(limit)
     try:
         lockstep.load(pathlib.Path(path)).main(at)
         at.barrier()

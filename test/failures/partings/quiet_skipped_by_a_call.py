@@ -1,5 +1,5 @@
 def train_step(at, batch):
-    if len(batch) < 2:
+    if len(batch) < 2:  # parted, unseen
         return
     at.all_reduce(at.ones(1))
 

@@ -10,9 +10,10 @@ def loss_of(model, critic, batch, with_critic):
 
 
 def main(at):
-    model = DistributedDataParallel(torch.nn.Linear(4, 2))
-    critic = DistributedDataParallel(torch.nn.Linear(4, 3))
+    model = DistributedDataParallel(torch.nn.Linear(4, 2).to(at.device))
+    critic = DistributedDataParallel(torch.nn.Linear(4, 3).to(at.device))
     for step in range(3):
-        loss = loss_of(model, critic, torch.ones(2, 4), not (at.rank == 1 and step == 1))
+        batch = torch.ones(2, 4, device=at.device)
+        loss = loss_of(model, critic, batch, not (at.rank == 1 and step == 1))
         loss.backward()
     at.barrier()
