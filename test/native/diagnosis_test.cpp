@@ -252,6 +252,51 @@ TEST(twoRanksAloneAreAskedWhereTheyPartedAndEachReaderOfTheVerdictIsToldTheSame)
   PartingQuestion::setSource(nullptr);
 }
 
+TEST(of256RanksTwoAloneAreAskedWhereTheyParted) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__) || defined(EMULATED)
+  constexpr int kRanks = 32;  // their threads share few slow cores
+#else
+  constexpr int kRanks = 256;
+#endif
+  constexpr int kLate = 10;
+  struct Questions {
+    std::mutex mutex;
+    std::vector<int64_t> ranks;
+  };
+  const auto questions = std::make_shared<Questions>();
+  PartingQuestion::setSource([questions](const PartingQuestion::Asked& question) -> std::string {
+    std::lock_guard lock(questions->mutex);
+    questions->ranks.push_back(question.rank);
+    return question.step == "conclude" ? "[]\nthe ranks parted at a.py:7" : question.step;
+  });
+  // A verdict does not wait longer than 1.9 s, and is without it if the ranks have had no core.
+  for (int left = 10; left > 0; --left) {
+    Group group(kRanks);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const bool late = rank == kLate;
+      issue(group.answers[rank], late ? 2 : 3);
+      if (late) continue;
+      group.answers[rank].current = "all_reduce #3 (8 x Float)";
+      group.answers[rank].currentSeq = 3;
+      group.answers[rank].signature = "all_reduce Float";
+    }
+    const auto begun = Clock::now();
+    const auto verdict = group.ask(0, questionOn(kRanks));
+    std::printf("%.2f s ", std::chrono::duration<double>(Clock::now() - begun).count());
+    std::lock_guard lock(questions->mutex);
+    for (const auto rank : questions->ranks) CHECK(rank == 0 || rank == kLate);
+    if (verdict.parting.empty() && left > 1) {
+      questions->ranks.clear();
+      continue;
+    }
+    CHECK_EQUAL(ranksOf(verdict), "10 ");
+    CHECK_EQUAL(verdict.parting, "[]\nthe ranks parted at a.py:7");
+    CHECK_EQUAL(questions->ranks.size(), size_t{4});
+    break;
+  }
+  PartingQuestion::setSource(nullptr);
+}
+
 TEST(theRankThatHasNotIssuedTheOperationIsNamedToAllWhoAsk) {
   for (const int heard : {0, 1, 2}) {
     Group group(3, heard);
