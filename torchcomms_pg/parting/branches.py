@@ -82,14 +82,16 @@ class Recorder:
 
     def _noter(self, disable: object) -> Callable[[CodeType, int, int], Any]:
         rings = self._rings
-        chosen: dict[CodeType, bool] = {}
+        # By id, since a code's hash reads all its instructions. Keeps the code, so that no other
+        # has its id.
+        chosen: dict[int, tuple[CodeType, bool]] = {}
         ident, now = threading.get_ident, time.time_ns
 
         def note(code: CodeType, place: int, target: int) -> Any:
-            wanted = chosen.get(code)
-            if wanted is None:
-                wanted = chosen[code] = self._chosen(code.co_filename)
-            if not wanted:
+            known = chosen.get(id(code))
+            if known is None:
+                known = chosen[id(code)] = (code, self._chosen(code.co_filename))
+            if not known[1]:
                 return disable
             ring = rings.get(ident())
             if ring is None:
