@@ -84,6 +84,8 @@ BEGIN_THEMSELVES = (
 class Group:
     """What the cells need of each API: operations, a second group, and their end."""
 
+    errors_end = True  # the process
+
     def __init__(self, api, store, mode, name):
         rank = int(os.environ["RANK"])
         joining = datetime.timedelta(seconds=30)
