@@ -120,7 +120,7 @@ void putBack(std::vector<Mode> modes) {
   }
 }
 
-// Has the mode see operators below the program's modes, so what they pass on.
+// Makes the mode see operators below the program's modes, so what they pass on.
 class Shown {
  public:
   explicit Shown(Mode mode) : unseen_(kKey) {

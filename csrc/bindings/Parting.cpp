@@ -1,4 +1,4 @@
-// Python's answers to the question where two ranks have parted (torchcomms_pg/parting).
+// Python's answers about where two ranks took different ways (torchcomms_pg/parting).
 #include "diagnosis/hang/PartingQuestion.hpp"
 
 #include <pybind11/stl.h>

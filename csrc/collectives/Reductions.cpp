@@ -64,7 +64,7 @@ void keepFactor(PreparedOp& call, const Reduction& reduction) {
   }
 }
 
-// Has the library reduce the ranks' `input`s into `output`.
+// Makes the library reduce the ranks' `input`s into `output`.
 void setReduction(
     PreparedOp& call,
     CollectiveKind kind,
@@ -77,7 +77,7 @@ void setReduction(
   keepFactor(call, reduction);
 }
 
-// Has the library move the ranks' inputs into `parts`, and the epilogue reduce `parts` into
+// Makes the library move the ranks' inputs into `parts`, and the epilogue reduce `parts` into
 // `target`. `target` has no value on a rank that gets no result.
 void setLocalReduction(
     PreparedOp& call,
@@ -98,8 +98,8 @@ void setLocalReduction(
   }
 }
 
-// Has the operation reduce the ranks' `input`s, contiguous and of equal parts, and set `output` to
-// this rank's part of the result.
+// Makes the operation reduce the ranks' `input`s, contiguous and of equal parts, and set `output`
+// to this rank's part of the result.
 void setReduceScatter(
     const Communicator& comm,
     PreparedOp& call,

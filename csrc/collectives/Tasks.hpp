@@ -15,7 +15,7 @@ struct Part {
   int peer;
 };
 
-// Has the operation send `sends` and receive `receives` in one group. All elements have `type`.
+// Makes the operation send `sends` and receive `receives` in one group. All elements have `type`.
 void setExchange(
     const Communicator& comm,
     PreparedOp& call,
@@ -23,11 +23,11 @@ void setExchange(
     std::vector<Part> receives,
     ncclDataType_t type);
 
-// Has the operation run collectives, which share one type and one operator, in one group.
+// Makes the operation run collectives, which share one type and one operator, in one group.
 void setGrouped(const Communicator& comm, PreparedOp& call, std::vector<Collective> collectives);
 
-// Has the epilogue copy the buffer of `target`, an OutputBuffer or OutputBuffers, to its tensors.
-// Sets no epilogue if `target` has no buffer.
+// Sets an epilogue that copies the buffer of `target`, OutputBuffer or OutputBuffers, to its
+// tensors, if it has a buffer.
 template <class Target>
 void setCopyBack(PreparedOp& call, const Target& target) {
   if (target.needsCopy()) {

@@ -41,7 +41,7 @@ class Executor {
   // the wait for messages that no stream orders.
   virtual void drain(Milliseconds messages) = 0;
 
-  // Has the worker and the library's thread finish deferred operations, for a caller that needs
+  // Makes the worker and the library's thread finish deferred operations, for a caller that needs
   // their end but does not run them itself.
   virtual void wake() {}
 

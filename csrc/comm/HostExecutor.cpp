@@ -374,7 +374,7 @@ void HostExecutor::wake() {
   serveMessages();
 }
 
-// Has the library's thread move deferred messages.
+// Makes the library's thread move deferred messages.
 void HostExecutor::serveMessages() {
   if (messagesDeferred_.load(std::memory_order_relaxed) &&
       messagesDeferred_.exchange(false, std::memory_order_relaxed)) {

@@ -90,7 +90,7 @@ class Observer {
   virtual std::string leftWords(const std::vector<int>& /*ranks*/) { return ""; }
   // The communicator has failed, and no call has requested that.
   virtual void failed(const Failure& /*failure*/) {}
-  // Has other ranks write their flight recorders' dumps, and waits until the group's ranks have.
+  // Makes other ranks write their flight recorders' dumps, and waits until the group's ranks have.
   virtual void askForDumps() {}
   virtual void awaitDumps(Milliseconds /*patience*/) {}
 

@@ -24,7 +24,7 @@ namespace torchcomms_pg {
 
 class Communicator;
 
-// Has the communicator's observer explain what it finds. Thread-safe.
+// Makes the communicator's observer explain what it finds. Thread-safe.
 class Watchdog {
  public:
   explicit Watchdog(Communicator& comm) : comm_(comm) {}
@@ -49,8 +49,8 @@ class Watchdog {
   // Does what is due. Called in each round of the monitor.
   void check(Clock::time_point now) noexcept REQUIRES(monitorThread);
 
-  // Has the observer explain why a wait of `timeout` for `op` did not end at `deadline`. Blocks, as
-  // Observer::await() does. Returns how much longer to wait, or nullopt if the communicator has
+  // Makes the observer explain why a wait of `timeout` for `op` did not end at `deadline`. Blocks,
+  // as Observer::await() does. Returns how much longer to wait, or nullopt if the communicator has
   // failed.
   std::optional<Milliseconds> judge(
       const Operation& op, Milliseconds timeout, Clock::time_point deadline);

@@ -149,7 +149,7 @@ std::string pairIds(
   return id.front() == kId ? gatherIds(said, {0}, {info.rank, info.peer}) : id;
 }
 
-// Has `make` make the communicator of the ranks that have met. Raises the reason of another rank
+// Calls `make` for the communicator of the ranks that have met. Raises the reason of another rank
 // that cannot join, or else the error of `make`.
 std::shared_ptr<Communicator> makeLooking(
     StoreRendezvous& rendezvous, const std::string& group, const Connecting& make) {

@@ -293,8 +293,8 @@ void Execution::reduceInPieces(const Collective& c) {
   }
 }
 
-// Distributes the slices of all rails among this host's ranks. The rank on each rail has that
-// rail's slice at its place in `result`.
+// Distributes the slices of all rails among this host's ranks. On entry, the rank on each rail
+// holds that rail's slice, at the slice's offset in `result`.
 void Execution::spreadSlices(const Collective& c, Piece& piece, char* result) {
   const size_t bytes = piece.count * elementSize(c.type);
   if (t_.rails == localSize()) {

@@ -225,7 +225,7 @@ class Library {
   // Moves messages with `done` in the calling thread until `ended` returns true: a message's `done`
   // makes it true. Returns earlier after a failure, or if a signal interrupts the thread.
   virtual void moveMessages(ncclComm_t, const std::function<bool()>& /*ended*/) const {}
-  // Has a thread of the library move all deferred messages.
+  // Makes a thread of the library move all deferred messages.
   virtual void serveMessages(ncclComm_t) const {}
 
   // Memory.

@@ -60,7 +60,7 @@ struct PreparedOp {
 
   bool isMessage() const { return std::holds_alternative<Message>(task); }
 
-  // Has the library execute `task` in the order of `stream`, and returns the library's result.
+  // Makes the library execute `task` in the order of `stream`, and returns the library's result.
   ncclResult_t launch(const Library& api, ncclComm_t comm, cudaStream_t stream) const {
     if (const auto* const collective = std::get_if<Collective>(&task)) {
       return api.run(*collective, comm, stream);
@@ -97,7 +97,7 @@ struct PreparedOp {
     return buffer;
   }
 
-  // Has copyInputs() copy the tensor of `target` into its buffer, if `target` has a buffer.
+  // Makes copyInputs() copy the tensor of `target` into its buffer, if `target` has a buffer.
   void fill(const OutputBuffer& target) {
     if (target.needsCopy()) {
       copies.emplace_back(target.buffer(), target.tensor());

@@ -55,7 +55,7 @@ class Windows {
   Comm& comm_;
   mutable Mutex mutex_;
   std::map<uintptr_t, std::shared_ptr<const MappedWindow>> windows_ GUARDED_BY(mutex_);
-  // Signals reserved so far, by peer and sigIdx.
+  // Number of signals that waits have reserved so far, by peer and sigIdx.
   std::map<std::pair<int, int>, uint64_t> taken_ GUARDED_BY(mutex_);
   std::multiset<int> awaited_ GUARDED_BY(mutex_);  // the peer of each waiting thread
 };

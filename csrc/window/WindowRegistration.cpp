@@ -39,7 +39,7 @@ at::Tensor bytesOf(const T* values, size_t count) {
 
 }  // namespace
 
-// Has the library free its part of a registration, if the library's communicator still exists. On
+// Makes the library free its part of a registration, if the library's communicator still exists. On
 // an accelerator, where streams may still write, only the end of the communicator frees that part.
 void Window::forget(std::shared_ptr<Registration> registration) noexcept {
   if (comm_->executor().queues()) {

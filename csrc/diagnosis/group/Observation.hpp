@@ -1,4 +1,4 @@
-// Has the diagnosis observe this process's groups.
+// Makes the diagnosis observe this process's groups.
 #pragma once
 
 namespace torchcomms_pg {

@@ -14,7 +14,8 @@
 
 namespace torchcomms_pg {
 
-// Has the ranks of a group find a verdict on each operation that takes too long, and print its end.
+// Makes the ranks of a group find a verdict on each operation that takes too long, and print its
+// end.
 class StandingVerdicts {
  public:
   // Returns the time from which an operation's deadline counts, nullopt if nothing waits for it.
@@ -44,7 +45,7 @@ class StandingVerdicts {
       Milliseconds timeout,
       const Request& request) REQUIRES(monitorThread);
 
-  // Has the ranks print how the standing verdict, if any, is over, since the group is being
+  // Makes the ranks print how the standing verdict, if any, is over, since the group is being
   // destroyed, and closes the diagnosis.
   void close(HangDiagnosis& diagnosis);
 

@@ -282,7 +282,7 @@ class WaitGraph {
     sortOnce(found.silent);
   }
 
-  // Lists a late rank under the first operation that leads to it, and under no other operation.
+  // Lists a late rank under one operation alone, the first one found that waits for it.
   // Returns the place of the operation in Blame::late, or -1 if the rank is under another one.
   int addLate(Blame& found, int rank, const Wait& wait) {
     int& place = nodes_[rank].lateIn;

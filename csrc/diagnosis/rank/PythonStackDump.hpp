@@ -25,7 +25,7 @@ class PythonStackDump {
     std::vector<std::string> calledAt;           // for each stack its line of Python, or ""
     std::map<uint64_t, std::string> names = {};  // of the threads, by threadNumber()
 
-    // Names the thread of a wait.
+    // Sets `wait.threadName` from `names`.
     void name(Wait& wait) const;
     // Forgets issuing threads that are gone, or not Python's: which thread is to issue the next
     // operation is unknown then.

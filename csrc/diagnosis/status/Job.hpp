@@ -98,8 +98,8 @@ class Job {
   std::vector<UnreachedHost> unreached() const;
 
   // Return what is known of a global rank that is not among the `members` of group `id`. quietOf()
-  // returns its process if the process does not answer, and elsewhere() the rank if it answers but
-  // is not in the group; otherwise they return null. silentOf() returns the same in words.
+  // returns its process if that does not answer, else null. elsewhere() returns the rank if it
+  // answers, else null. silentOf() puts either into words, or says that neither is known.
   const Quiet* quietOf(uint64_t id, int64_t rank) const;
   const Member* elsewhere(int64_t rank) const;
   Silent silentOf(uint64_t id, int64_t rank) const;

@@ -28,8 +28,8 @@ enum class RasEvents : uint8_t { none = 0, lifecycle = 1, trace = 2, all = 3 };
 // The lines that one client has sent so far.
 class RasDialogue {
  public:
-  // Limit of a line, in bytes. The server reads no more from a client with so many unsent bytes of
-  // answers.
+  // Limit of a line, in bytes. Also, the server stops reading from a client while this many bytes
+  // of its answers are unsent.
   static constexpr size_t kLongestLine = 1024;
   // Limit of the wait for answers, in ms. Other clients wait meanwhile, too.
   static constexpr int64_t kLongestWait = 10'000;

@@ -18,7 +18,7 @@ namespace torchcomms_pg::status {
 struct Description {
   ProcessStatus status;
   std::vector<std::shared_ptr<const void>> stacks;  // of operations; Python returns a line for each
-  // Sets the lines that Python returned for `stacks`, in their order.
+  // Fills in the lines that Python returned, one for each of `stacks`, in the same order.
   std::function<void(ProcessStatus&, const std::vector<std::string>&)> setLines;
 };
 

@@ -10,8 +10,9 @@
 
 namespace torchcomms_pg {
 
-// This process's bell for the groups of one store. Its thread rings in the store, and checks once a
-// second whether a rank has rung, until the last group or the store is gone. Thread-safe.
+// This process's bell for the groups of one store. Its thread writes this process's rings into the
+// store, and once a second reads all ranks' rings there, until the last group or the store is gone.
+// Thread-safe.
 class Bell {
  public:
   // Returns the store's bell, whatever prefixes `store` adds. Only groups may hold the bell, since
@@ -27,7 +28,7 @@ class Bell {
   // Notifies `diagnosis`, while it exists, whenever a rank rings for `group`, including this rank.
   void listen(uint64_t group, const std::shared_ptr<HangDiagnosis>& diagnosis);
 
-  // Has the bell's thread ring for the group soon.
+  // Makes the bell's thread ring for the group soon.
   void ring(uint64_t group);
 
  private:

@@ -162,7 +162,7 @@ c10::DeviceType typeOfBarriers(c10d::ProcessGroup& group) {
   }
 }
 
-// Has the group's lateness learn how long the calling thread waits for `op`, whose call has
+// Makes the group's lateness learn how long the calling thread waits for `op`, whose call has
 // returned. `work`: null if the thread has waited inside the call.
 void followWait(Thread& thread, WatchedOp& op, const c10::intrusive_ptr<c10d::Work>& work) {
   const auto& told = op.operation();

@@ -559,7 +559,7 @@ void WatchedGroup::leave(const std::string& how) noexcept {
       told.wait_for(kExplaining);
     }
   } catch (const std::exception&) {
-    // Out of memory: the line is left out.
+    // Out of memory: the reason of an error may not be printed.
   }
   if (const auto store = this->store()) {
     left_words::leave(store, rank_, size_, how, inFlight_);

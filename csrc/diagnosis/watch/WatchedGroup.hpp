@@ -129,7 +129,7 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   // Python is being asked.
   bool forgetRaised(Clock::time_point now, bool wanted) REQUIRES(monitorThread);
   void dump();
-  // Has the process say, once, why an operation of the group has ended with an error, as far as
+  // Makes the process say, once, why an operation of the group has ended with an error, as far as
   // other ranks are the reason, and write its latest operations.
   void tellFailure(const Operation& op) noexcept;
   void explainFailure(const c10::intrusive_ptr<c10d::Store>& store, const std::string& what) const;

@@ -118,7 +118,7 @@ class Waiter {
 // ranks may run. Then waiting threads yield instead of spinning.
 bool crowded();
 
-// Has crowded() return true, while the object lives, if the group's ranks on this host outnumber
+// Makes crowded() return true, while the object lives, if the group's ranks on this host outnumber
 // their CPUs.
 class RanksOnHost {
  public:
