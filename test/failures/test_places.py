@@ -1,12 +1,14 @@
 """Places in verdicts: the thread, the exception that it handles, and the line of the caller."""
 
 import inspect
+import os
 import sys
 import threading
 import types
 
 import torch
 
+from harness import ROOT
 from torchcomms_pg import python_stacks
 
 LIMIT = 60  # seconds
@@ -48,6 +50,18 @@ def test_no_code_of_an_exception_runs():
     except Strange:
         lines, _, _ = python_stacks.describe([])
     assert "; handles Strange, raised at " in lines
+
+
+def test_frames_that_stand_in_for_torchs_are_left_out_with_and_without_the_gil():
+    """A rank's place is the line that has called torch. Both readers know the same modules."""
+    assert len(python_stacks._STAND_INS) == 2
+    without_gil = (ROOT / "csrc/bindings/PythonStackDump.cpp").read_text()
+    for file in python_stacks._STAND_INS:
+        assert os.path.exists(file)
+        assert f'"/torchcomms_pg/{os.path.basename(file)}\\""' in without_gil
+        code = compile("frames = list(walk(innermost()))", file, "exec")
+        exec(code, found := {"walk": python_stacks._walk, "innermost": sys._getframe})
+        assert found["frames"][0][0] == __file__, found["frames"]
 
 
 class Waiting:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
+from failures.faults import serve
 from harness.limits import grown
 from harness.rank_process import receive, report
 from harness.ranks import Ranks, check, connect_store, init_default_group
@@ -233,18 +234,10 @@ def test_a_rank_that_has_left_its_group_is_named(places, culprit):
         assert re.search("left|finalized|destroyed", text), text
 
 
-def serve():
-    """A store, until its process is killed."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    report(store.port)
-    receive()
-
-
 def wait_beside_one_that_aborts(port, places):
     rank = int(os.environ["RANK"])
     move(places)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group("torchcomms", store=store, rank=rank, world_size=len(places))
+    init_default_group(port, "lost", rank, len(places), 1800)
     dist.all_reduce(torch.ones(1000))
     report("ready")
     receive()
