@@ -251,9 +251,11 @@ def test_torchruns_summary_names_the_rank_that_holds_up_a_watched_group(tmp_path
 
 def groups_in_another_order(args, world, backend, local):
     store, rank = join(args, world, backend, AFTER)
-    report("joined")
     if rank != 1:
         dist.new_group([0, 2], use_local_synchronization=local)
+    report("joined")
+    if rank == 1:  # a number is both groups' name: Gloo would connect who comes first
+        receive()
     timeout = datetime.timedelta(seconds=300)
     dist.new_group([0, 1, 2], use_local_synchronization=local, timeout=timeout)
     dist.all_reduce(torch.ones(1), group=dist.new_group())
@@ -277,6 +279,7 @@ def test_ranks_that_wait_in_new_group_are_in_verdict_and_status(started, ask, ba
         ranks.start(groups_in_another_order, ranks.store_args(), 3, backend, local)
         for rank in range(3):
             ranks.wait_report(rank)
+        ranks.tell(1, "go on")
         found = []
 
         def named():
