@@ -215,6 +215,13 @@ def leave_word(how: str, names: list[str], fails: bool) -> None:
     rank ends them because of an error, so its recorder is dumped.
     """
 
+def end_with_error(how: str) -> None:
+    """Leaves word in all groups that an exception ends this program, and dumps the recorder.
+
+    `how`: "ended with ValueError: ...". A group in which an operation has failed gets no word: a
+    group of another backend first says why, as far as other ranks are the reason.
+    """
+
 def set_verdict_after(time: timedelta) -> None:
     """Sets when groups made from now on print a verdict that ends nothing; 0 for never."""
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from torchcomms_pg import _C, env, metrics, monitoring, nccl, python_stacks
+from torchcomms_pg import _C, env, leaving, metrics, monitoring, nccl, python_stacks
 from torchcomms_pg._patches import unwrapped
 from torchcomms_pg.bootstrap import find_ranks, find_store, with_index
 from torchcomms_pg.comm import TorchComm, wrap
@@ -129,6 +129,7 @@ def new_comm(
             env.ranks_per_root(),
         )
     python_stacks.watch_over_monitor()
+    leaving.install_for_errors()
     metrics.configure()
     return wrap(comm, backend, chosen, meeting)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
@@ -14,6 +16,14 @@ from torchcomms_pg._patches import replace
 def install() -> None:
     """Has ``dist.destroy_process_group`` leave word. Has an effect once."""
     replace([c10d, dist], "destroy_process_group", _destroy)
+
+
+def install_for_errors() -> None:
+    """Has an exception that ends the program leave word in all groups. Has an effect once.
+
+    A process without a group keeps its ``sys.excepthook``.
+    """
+    replace([sys], "excepthook", _end_with_error)
 
 
 def leave(names: list[str]) -> None:
@@ -34,3 +44,11 @@ def _destroy(original: Any, group: Any = None) -> Any:
         ended = list(c10d._world.pg_map) if ends_all else [group]
         leave([each.group_name for each in ended if isinstance(each, dist.ProcessGroup)])
     return original(group)
+
+
+def _end_with_error(
+    original: Any, kind: type[BaseException], error: BaseException, traced: TracebackType | None
+) -> None:
+    # Comes first, since torchrun ends the process soon after another one has failed.
+    _C.end_with_error(f"ended with {python_stacks.named(error)}")
+    original(kind, error, traced)

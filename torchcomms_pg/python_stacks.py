@@ -128,9 +128,11 @@ def _handled() -> dict[int, BaseException]:
 
 
 def _and_handles(error: BaseException | None) -> str:
+    return "" if error is None else f"; handles {named(error)}"
+
+
+def named(error: BaseException) -> str:
     """Names an exception and the line that raised it, without running code of its class."""
-    if error is None:
-        return ""
     kind = type(error)
     text = kind.__name__
     plain = all(type(each) in (str, int, float, bool, type(None)) for each in error.args)
@@ -148,7 +150,7 @@ def _and_handles(error: BaseException | None) -> str:
     raised = next((frame for frame in reversed(frames) if _is_users(frame)), None)
     if raised is not None:
         text += f", raised at {line_name(raised[0], raised[1])} in {raised[2]}"
-    return f"; handles {text}"
+    return text
 
 
 def _is_part(stack: list[Frame], frames: list[Frame]) -> bool:
@@ -171,7 +173,7 @@ def caller() -> str:
 def in_hand() -> str:
     """Returns the exception that the calling thread handles and its line, or ""; not an exit."""
     error = sys.exc_info()[1]
-    return "" if isinstance(error, SystemExit) else _and_handles(error).removeprefix("; handles ")
+    return "" if error is None or isinstance(error, SystemExit) else named(error)
 
 
 def _walk(frame: FrameType | None) -> Iterable[Frame]:

@@ -102,6 +102,7 @@ def create_backend(options: _DistributedBackendOptions, group_options: object) -
     else:
         backend = Backend(options.store, options.group_rank, options.group_size, own)
         python_stacks.watch_over_monitor()
+        leaving.install_for_errors()
     metrics.configure()
     if timing:
         backend._enable_collectives_timing()

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from torchcomms_pg import _C, env, metrics, monitoring, python_stacks
+from torchcomms_pg import _C, env, leaving, metrics, monitoring, python_stacks
 from torchcomms_pg._C import Backend
 from torchcomms_pg._patches import record_batches, replace, unwrapped
 from torchcomms_pg.hooks import flight_recorder
@@ -62,6 +62,7 @@ def watch(group: dist.ProcessGroup | None = None, timeout: timedelta | None = No
     flight_recorder.configure()
     monitoring.configure()
     python_stacks.watch_over_monitor()
+    leaving.install_for_errors()
     _C.set_waiting_functions([inspect.unwrap(dist.send), inspect.unwrap(dist.recv)])
     _C.observe_waits(dist.Work)
     record_batches()

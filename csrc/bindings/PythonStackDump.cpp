@@ -34,6 +34,7 @@
 #include "diagnosis/rank/Sigterm.hpp"
 #include "diagnosis/store/StorePlace.hpp"
 #include "diagnosis/store/StoreServer.hpp"
+#include "diagnosis/watch/Watch.hpp"
 #include "host/AvailableMemory.hpp"
 #include "monitor/Compiling.hpp"
 #include "monitor/Monitor.hpp"
@@ -63,6 +64,10 @@ void (*handlerOfPython())(int) {
 
 // Limit of the time for Python's stacks in the dump of a process that leaves a group.
 constexpr Milliseconds kDumping{1000};
+
+void dumpOf(const GroupActivity& group) {
+  process_recorder::dumpAfterFailure(static_cast<int>(group.globalRanks()[group.rank()]), kDumping);
+}
 
 using Frames = std::vector<std::tuple<std::string, int64_t, std::string>>;
 
@@ -345,8 +350,7 @@ void bindPythonStackDump(py::module_& module) {
           }
           const bool failed = !group->failureMessage().empty();
           if (!failed && !std::exchange(dumped, true)) {  // a failed group has dumped
-            process_recorder::dumpAfterFailure(
-                static_cast<int>(group->globalRanks()[group->rank()]), kDumping);
+            dumpOf(*group);
           }
           group->leave(how);
         }
@@ -354,6 +358,23 @@ void bindPythonStackDump(py::module_& module) {
       py::arg("how"),
       py::arg("names"),
       py::arg("fails"),
+      py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "end_with_error",
+      [](const std::string& how) {
+        Watch::failCalls();
+        bool dumped = false;
+        for (const auto& group : enlisted()) {
+          // Another rank may be the reason of a failure, after which a group has dumped.
+          if (!group->closed() && !group->hasFailed()) {
+            if (!std::exchange(dumped, true)) {
+              dumpOf(*group);
+            }
+            group->leave(how);
+          }
+        }
+      },
+      py::arg("how"),
       py::call_guard<py::gil_scoped_release>());
   module.def("set_verdict_after", &DiagnosisClient::setVerdictAfter, py::arg("time"));
   module.def("set_compile_limit", &Compiling::setLimit, py::arg("limit"));

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 
 import pytest
@@ -190,6 +191,42 @@ def test_the_watch_says_that_a_rank_has_died_if_the_backend_ends_an_operation(st
         check(ranks.wait(ranks=[0, 2]))
         said = r"all_reduce #2 .* of group '0' has failed; rank 1 \(pid \d+\) died"
         assert any(re.search(said, ranks.output(rank)) for rank in (0, 2)), ranks.output(0)
+
+
+def rank_1_ends_the_program(args, world, backend, how):
+    store, rank = join(args, world, backend)
+    meet(store, "joined", world)
+    try:
+        for number in range(5):
+            if how == "kill" and rank == 1 and number == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            step(number, rank, how)
+    except (RuntimeError, ValueError) as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        if rank == 1:
+            os._exit(1)
+        return str(error)
+
+
+@pytest.mark.parametrize("how", ["raise", "kill"])
+@pytest.mark.parametrize("backend", ["torchcomms", WATCHED])
+def test_an_error_that_ends_a_program_is_in_what_the_other_ranks_say(started, backend, how):
+    with started(3) as ranks:
+        ranks.start(rank_1_ends_the_program, ranks.store_args(), 3, backend, how)
+        outcomes = ranks.wait(ranks=[0, 2])
+        check(outcomes)
+        said = [outcome.value for outcome in outcomes]
+        if backend == "gloo":  # whose own error says "Connection closed by peer"
+            said = [ranks.output(rank) for rank in (0, 2)]
+            assert "all_reduce #5 (1 x Float) of group '0' has failed" in said[0], said
+    word = {
+        "kill": r"rank 1 \(pid \d+\) died",
+        "raise": r"rank 1 ended with ValueError: sample 17 is broken, raised at "
+        r"\S*test_early_verdicts.py:\d+ in step, after all_reduce #4 \(1 x Float",
+    }
+    # Over Gloo the other rank's end may be the first that a rank sees.
+    assert any(re.search(word[how], text) for text in said), said
+    assert not any("rank 0 ended" in text or "rank 2 ended" in text for text in said), said
 
 
 def rank_1_comes_late(args, world, backend, folder):

@@ -48,6 +48,9 @@ class GroupActivity {
   virtual bool closed() const = 0;
   // Returns the message of the group's failure, or "" if the group has not failed.
   virtual std::string failureMessage() const = 0;
+  // Returns whether an operation of the group has failed. Blocks for at most 600 ms while the
+  // reason of a backend's own error is found and printed.
+  virtual bool hasFailed() noexcept { return !failureMessage().empty(); }
   // Leaves word for the other ranks, which may fail in the group, that this rank is about to end
   // it. `how`: "destroyed the group at ...". Blocks for at most 300 ms.
   virtual void leave(const std::string& how) noexcept = 0;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <optional>
 
 namespace torchcomms_pg {
@@ -29,5 +30,18 @@ class RunningTime {
   std::optional<Clock::time_point> last_;
   Clock::duration ran_{};
 };
+
+// Waits for the future for at most `patience`, in which this process runs. Returns whether the
+// future is ready.
+inline bool waitRunning(const auto& future, RunningTime::Clock::duration patience) {
+  const auto slice = patience / 32;
+  RunningTime time(2 * slice);
+  while (future.wait_for(slice) != std::future_status::ready) {
+    if (time.at(RunningTime::Clock::now()) >= patience) {
+      return false;
+    }
+  }
+  return true;
+}
 
 }  // namespace torchcomms_pg

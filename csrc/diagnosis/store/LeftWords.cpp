@@ -9,6 +9,7 @@
 #include <memory>
 #include <utility>
 
+#include "diagnosis/hang/RunningTime.hpp"
 #include "diagnosis/store/StoreBoard.hpp"
 #include "monitor/Monitor.hpp"
 
@@ -46,7 +47,7 @@ std::string apart(Milliseconds patience, std::function<std::string()> body) noex
       }
       done->set_value(std::move(text));
     });
-    return result.wait_for(patience) == std::future_status::ready ? result.get() : "";
+    return waitRunning(result, patience) ? result.get() : "";
   } catch (const std::exception&) {
     return "";  // no thread can be started
   }

@@ -265,6 +265,14 @@ void Watch::close() {
   }
 }
 
+void Watch::failCalls() noexcept {
+  for (const auto& call : std::exchange(thisThreads().calls, {})) {
+    if (const auto op = call.op.lock(); op && op->group().ofThisProcess()) {
+      op->group().fail(*op);
+    }
+  }
+}
+
 void Watch::before(const latest::PreHookArgs& args) try {
   auto& thread = thisThreads();
   const auto now = Clock::now();

@@ -34,6 +34,10 @@ class Watch : public std::enable_shared_from_this<Watch> {
   // Ends the watch, since the group is being destroyed. Idempotent.
   void close();
 
+  // Makes the groups say why operations have failed whose calls the calling thread has left by an
+  // exception that ends the program.
+  static void failCalls() noexcept;
+
  private:
   // The group's part for one type of device.
   struct Part {

@@ -410,6 +410,11 @@ void WatchedGroup::discard(WatchedOp& op) {
   }
 }
 
+void WatchedGroup::fail(WatchedOp& op) {
+  tellFailure(op.operation());
+  discard(op);
+}
+
 void WatchedGroup::completed(const latest::CompletionHookArgs& args) {
   std::shared_ptr<WatchedOp> op;
   {
@@ -543,10 +548,9 @@ c10::intrusive_ptr<c10d::Store> WatchedGroup::store() const {
   return store_;
 }
 
-void WatchedGroup::leave(const std::string& how) noexcept {
+bool WatchedGroup::hasFailed() noexcept {
   try {
-    // The caller may have got an operation's end before the operation was polled. The reason of an
-    // error is found before this rank leaves: the words of all are erased when all have left.
+    // The caller may have got an operation's end before the operation was polled.
     for (const auto& op : operations([](const WatchedOp& op) { return op.returned(); })) {
       if (const auto end = op->ask()) {
         endAsked(*op, *end);
@@ -556,11 +560,16 @@ void WatchedGroup::leave(const std::string& how) noexcept {
     const auto told = failureTold_;
     lock.unlock();
     if (told.valid()) {
-      told.wait_for(kExplaining);
+      waitRunning(told, kExplaining);
     }
+    return told.valid();
   } catch (const std::exception&) {
-    // Out of memory: the reason of an error may not be printed.
+    return false;  // out of memory: the reason of an error may not be printed
   }
+}
+
+void WatchedGroup::leave(const std::string& how) noexcept {
+  hasFailed();  // finds the reason of an error before all have left, which erases all words
   if (const auto store = this->store()) {
     left_words::leave(store, rank_, size_, how, inFlight_);
   }
@@ -598,7 +607,7 @@ void WatchedGroup::explainFailure(
   RankWords processes(std::make_unique<StoreBoard>(store));
   std::vector<int> ranks;
   std::string why;
-  for (const auto until = Clock::now() + kShowing; why.empty() && Clock::now() < until;) {
+  for (RunningTime time(2 * kBetweenTries); why.empty() && time.at(Clock::now()) < kShowing;) {
     for (int rank = 0; rank < size_ && ranks.size() < kMostDead; ++rank) {
       const auto peer = Peer::parse(processes.of(rank).value_or(""));
       if (rank != rank_ && peer.dead() && !left_words::has(store, rank)) {

@@ -68,6 +68,8 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   void pass(std::shared_ptr<WatchedOp> op, Clock::time_point now);
   // Forgets an operation whose call has raised. This and the next two have an effect once.
   void discard(WatchedOp& op);
+  // Does the same for an operation whose error ends the program, and makes the process say why.
+  void fail(WatchedOp& op);
   // Ends the operation whose completion a backend reports.
   void completed(const latest::CompletionHookArgs& args);
   // Ends an operation that has ended now. `duration`: from start to end, or 0 if the backend does
@@ -103,6 +105,7 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   void check(Clock::time_point now) noexcept REQUIRES(monitorThread) override;
   void abortInFlight(const char*) noexcept override {}
   std::string failureMessage() const override { return ""; }
+  bool hasFailed() noexcept override;
 
  private:
   void record(WatchedOp& op, const latest::PreHookArgs& args);
