@@ -172,13 +172,14 @@ class Hang:
         on_gpus = gpus.environment if backend.startswith("nccl") else None
         self.ranks = Ranks(WORLD, init=False, env=env, started_with=on_gpus)
         args = self.ranks.store_args()
+        self.begins = connect_store(*args)
         if kind == "fault":
-            self.truth, self.begins = truth_of_fault(name), connect_store(*args)
+            self.truth = truth_of_fault(name)
             patience = watched_matrix.PATIENCE
             self.ranks.start(watched_matrix.run, name, backend, args, None, patience)
         else:
             path = FOLDER / f"{name}.py"
-            self.truth, self.begins = truth_of_parting(path), None
+            self.truth = truth_of_parting(path)
             limit = 60 if backend == "torchcomms" else AFTER
             self.ranks.start(parting_rank.run, str(path), backend, args, WORLD, limit)
 
@@ -210,11 +211,10 @@ class Hang:
 
     def _evidence(self):
         """The evidence, and the seconds from the deadline to the verdict."""
-        if self.begins:
-            try:
-                self.begins.wait(["it begins"], datetime.timedelta(seconds=60))
-            except dist.DistStoreError as error:
-                raise NotBegunError from error
+        try:
+            self.begins.wait(["it begins"], datetime.timedelta(seconds=60))
+        except dist.DistStoreError as error:
+            raise NotBegunError from error
         wait_for(lambda: self._verdicts() or self._ended(), AFTER + SOON)
         told = time.time()
         folder = pathlib.Path(self.dumps.name)

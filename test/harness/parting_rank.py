@@ -30,9 +30,10 @@ def run(path, backend, args, world, limit):
     if backend.startswith("nccl"):
         gpus.take_device(world)
         device = torch.device("cuda", torch.cuda.current_device())
+    store = connect_store(*args)
     dist.init_process_group(
         backend,
-        store=connect_store(*args),
+        store=store,
         rank=rank,
         world_size=world,
         timeout=JOINING,
@@ -53,7 +54,7 @@ def run(path, backend, args, world, limit):
     )
     said = []
     # The frames of a thread of its own begin as a program's do, and not in the pool of ranks.
-    thread = threading.Thread(target=lambda: said.append(_error_of(path, at, limit)))
+    thread = threading.Thread(target=lambda: said.append(_error_of(path, at, limit, store)))
     thread.start()
     thread.join()
     return said[0]
@@ -74,10 +75,11 @@ def _set_timeout(limit):
         torchcomms_pg.get_comm().set_timeout(limit)
 
 
-def _error_of(path, at, limit):
+def _error_of(path, at, limit, store):
     if at.device.type == "cuda":
         torch.cuda.set_device(at.device)  # each thread has its own
     at.all_reduce(at.ones(7))
+    store.set("it begins", "")
     _set_timeout(limit)
     try:
         lockstep.load(pathlib.Path(path)).main(at)
