@@ -67,6 +67,10 @@ DUMPS_OF = {
 }
 
 
+# A barrier of torch's nccl is an all_reduce of one element, and so meets one.
+NCCLS_BARRIER = {("all_reduce", 1), ("barrier", 0)}
+
+
 class NotBegunError(Exception):
     """The ranks had no core, and have not made their group in time."""
 
@@ -76,6 +80,7 @@ class Truth(NamedTuple):
     places: dict[int, set[tuple[str, int]]]  # by rank, lines of which one is right; may be empty
     # One or several lines, none if the ranks have not parted; None if it is not known.
     branch: list[tuple[str, int]] | None
+    calls: frozenset = frozenset()  # the different calls at which a program's ranks hang
 
 
 class Score(NamedTuple):
@@ -149,13 +154,15 @@ def _truth_at_hang(path, group):
             while frame is not None:
                 stack.append((frame.f_code, frame.f_lasti))
                 frame = frame.f_back
-        own = [each for each in stack if each[0].co_filename == str(path)]
+        # A notebook's cell has a name of its own, in the program's folder.
+        own = [each for each in stack if pathlib.Path(each[0].co_filename).parent == path.parent]
         if own:
             code, at = own[0]
             line = list(code.co_positions())[at // 2][0]
-            places[rank] = {(path.name, line)}
+            places[rank] = {(pathlib.Path(code.co_filename).name, line)}
+    file = pathlib.Path(getattr(lockstep.load(path), "NAME", path)).name
     true = marked(path, TRUE) or marked(path)
-    return Truth(ranks, places, [(path.name, line) for line in true])
+    return Truth(ranks, places, [(file, line) for line in true], frozenset(next_calls))
 
 
 class Hang:
@@ -180,6 +187,8 @@ class Hang:
         else:
             path = FOLDER / f"{name}.py"
             self.truth = truth_of_parting(path)
+            if backend.startswith("nccl") and self.truth.calls == NCCLS_BARRIER:
+                self.truth = self.truth._replace(places={})  # the ranks go on, and hang elsewhere
             limit = 60 if backend == "torchcomms" else AFTER
             self.ranks.start(parting_rank.run, str(path), backend, args, WORLD, limit)
 
