@@ -51,32 +51,23 @@ if not runs_apart():
     load_extension(torch.__version__)
 
     # The following modules use the extension.
-    from torchcomms_pg import (
-        _C,
-        as_gloo,
-        device_mesh,
-        env,
-        hooks,
-        nccl,
-        objcol,
-        python_stacks,
-        waits,
-    )
+    from torchcomms_pg import _C, as_gloo, device_mesh, env, hooks, nccl, objcol
     from torchcomms_pg._C import Backend, NcclConfig, OpName, RemovableHandle
     from torchcomms_pg._version import __version__
     from torchcomms_pg.agreement import agree
     from torchcomms_pg.batch import BatchSendRecv
     from torchcomms_pg.comm import TorchComm
     from torchcomms_pg.creation import get_comm, new_comm
+    from torchcomms_pg.diagnosis import python_stacks, waits
+    from torchcomms_pg.diagnosis.late_ranks import RankLateness, lateness
+    from torchcomms_pg.diagnosis.waits import waiting
+    from torchcomms_pg.diagnosis.watching import watch, watch_as_told
     from torchcomms_pg.errors import CommError
-    from torchcomms_pg.late_ranks import RankLateness, lateness
     from torchcomms_pg.options import CommOptions
     from torchcomms_pg.parting import answers
     from torchcomms_pg.process_group import get_process_group
     from torchcomms_pg.reduce_op import RedOpType, ReduceOp
     from torchcomms_pg.registration import register
-    from torchcomms_pg.waits import waiting
-    from torchcomms_pg.watching import watch, watch_as_told
     from torchcomms_pg.window import (
         TorchCommWinAccessType,
         TorchCommWindow,

@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from torchcomms_pg import _C, python_stacks
+from torchcomms_pg import _C
 from torchcomms_pg._patches import unwrapped
 from torchcomms_pg.bootstrap import with_index
+from torchcomms_pg.diagnosis import python_stacks
 
 _Value = TypeVar("_Value")
 _LONGEST = 60  # characters of a value in a message

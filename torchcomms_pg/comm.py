@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from torchcomms_pg import _C, compile_ops, leaving, objcol
+from torchcomms_pg import _C, compile_ops, objcol
 from torchcomms_pg._version import __version__
+from torchcomms_pg.diagnosis import leaving
+from torchcomms_pg.diagnosis.late_ranks import RankLateness, of_communicator
 from torchcomms_pg.errors import SplitError
 from torchcomms_pg.handle import Handle
-from torchcomms_pg.late_ranks import RankLateness, of_communicator
 from torchcomms_pg.operations import Operations
 from torchcomms_pg.options import (
     COMMUNICATOR_HINTS,

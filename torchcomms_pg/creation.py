@@ -7,10 +7,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from torchcomms_pg import _C, env, leaving, metrics, monitoring, nccl, python_stacks
+from torchcomms_pg import _C, env, metrics, nccl
 from torchcomms_pg._patches import unwrapped
 from torchcomms_pg.bootstrap import find_ranks, find_store, with_index
 from torchcomms_pg.comm import TorchComm, wrap
+from torchcomms_pg.diagnosis import leaving, python_stacks, settings
 from torchcomms_pg.errors import UnknownBackendError
 from torchcomms_pg.options import (
     COMMUNICATOR_HINTS,
@@ -105,7 +106,7 @@ def new_comm(
     rank, size = find_ranks(rank, size)
     assert chosen.timeout is not None  # resolved
     meeting = find_store(chosen.store, rank, size, name, chosen.timeout)
-    monitoring.configure()
+    settings.configure()
     ends_process = bool(chosen.abort_process_on_timeout_or_error)
     if backend in ("shm", "gloo"):
         comm = _C.new_host_communicator(

@@ -9,10 +9,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _DistributedBackendOptions
 from torch.distributed import distributed_c10d as c10d
 
-from torchcomms_pg import _C, _patches, env, leaving, metrics, monitoring, nccl, python_stacks
+from torchcomms_pg import _C, _patches, env, metrics, nccl
 from torchcomms_pg._C import Backend, Communicator
 from torchcomms_pg._compat import minor_of
 from torchcomms_pg._version import __version__
+from torchcomms_pg.diagnosis import leaving, python_stacks, settings
 from torchcomms_pg.hooks import flight_recorder
 
 BACKEND_NAME = "torchcomms"
@@ -95,7 +96,7 @@ def create_backend(options: _DistributedBackendOptions, group_options: object) -
     if getattr(options, "enable_reconfigure", False):  # from torch 2.14 on
         own.enable_reconfigure = True
     flight_recorder.configure()
-    monitoring.configure()
+    settings.configure()
     nccl.stay_deterministic()
     if isinstance(group_options, SharedOptions):
         backend = Backend(group_options.communicator, own)

@@ -1,5 +1,5 @@
 // Facts about this process for other ranks: where Python's threads are
-// (torchcomms_pg/python_stacks.py), and whether the process compiles (compile_watch.py).
+// (torchcomms_pg/diagnosis/python_stacks.py), and whether the process compiles (compile_watch.py).
 #include "diagnosis/rank/PythonStackDump.hpp"
 #include "base/NeverDestroyed.hpp"
 #include "base/TextStreams.hpp"
@@ -84,10 +84,10 @@ std::vector<Frames> framesOf(const std::vector<Stack>& stacks) {
   return all;
 }
 
-// Returns whether a frame's line names one of the modules whose functions stand in for torch's.
+// Returns whether a frame's line is in a file whose functions stand in for torch's.
 bool standsIn(const std::string& line) {
-  return line.find("/torchcomms_pg/waits.py\"") != std::string::npos ||
-         line.find("/torchcomms_pg/watching.py\"") != std::string::npos;
+  return line.find("/torchcomms_pg/diagnosis/") != std::string::npos ||
+         line.find("/torchcomms_pg/_patches.py\"") != std::string::npos;
 }
 
 // Returns a line of the three innermost frames for each thread with frames, without those that

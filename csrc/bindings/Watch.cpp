@@ -1,4 +1,4 @@
-// The watch over groups of other backends, for torchcomms_pg/watching.py.
+// The watch over groups of other backends, for torchcomms_pg/diagnosis/watching.py.
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>

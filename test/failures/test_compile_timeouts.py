@@ -200,7 +200,8 @@ def test_a_time_that_is_none_is_refused(given):
 
 SCRIPT = """
 import sys, torch, torchcomms_pg
-from torchcomms_pg import _C, compile_watch
+from torchcomms_pg import _C
+from torchcomms_pg.diagnosis import compile_watch
 compile_watch.configure()
 compile_watch.configure()
 assert "torch._dynamo" not in sys.modules, "torchcomms_pg imports torch._dynamo"
@@ -233,7 +234,8 @@ assert [len(callbacks) for callbacks in both] == [1, 1]
 
 OTHERS_RAISE = """
 import torch, torchcomms_pg
-from torchcomms_pg import _C, compile_watch
+from torchcomms_pg import _C
+from torchcomms_pg.diagnosis import compile_watch
 from torch._dynamo.callback import CallbackTrigger, callback_handler
 
 def raises(args):

@@ -125,7 +125,7 @@ def step(number, rank, how):
 def rank_1_leaves(args, world, backend, how):
     store, rank = join(args, world, backend)
     os.environ["TORCHELASTIC_ERROR_FILE"] = f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}error{rank}"
-    torchcomms_pg.monitoring.configure()
+    torchcomms_pg.diagnosis.settings.configure()
     said = "nothing"
     with contextlib.suppress(ValueError):
         try:

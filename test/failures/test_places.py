@@ -8,8 +8,10 @@ import types
 
 import torch
 
+import torchcomms_pg
 from harness import ROOT
-from torchcomms_pg import python_stacks
+from torchcomms_pg import _patches
+from torchcomms_pg.diagnosis import python_stacks, waits
 
 LIMIT = 60  # seconds
 
@@ -53,12 +55,13 @@ def test_no_code_of_an_exception_runs():
 
 
 def test_frames_that_stand_in_for_torchs_are_left_out_with_and_without_the_gil():
-    """A rank's place is the line that has called torch. Both readers know the same modules."""
-    assert len(python_stacks._STAND_INS) == 2
+    """A rank's place is the line that has called torch. Both readers know the same files."""
+    package = os.path.dirname(torchcomms_pg.__file__)
+    folder, patches = (os.path.relpath(each, package) for each in python_stacks._STAND_INS)
     without_gil = (ROOT / "csrc/bindings/PythonStackDump.cpp").read_text()
-    for file in python_stacks._STAND_INS:
-        assert os.path.exists(file)
-        assert f'"/torchcomms_pg/{os.path.basename(file)}\\""' in without_gil
+    assert f'"/torchcomms_pg/{folder}/"' in without_gil
+    assert f'"/torchcomms_pg/{patches}\\""' in without_gil
+    for file in (waits.__file__, _patches.__file__):
         code = compile("frames = list(walk(innermost()))", file, "exec")
         exec(code, found := {"walk": python_stacks._walk, "innermost": sys._getframe})
         assert found["frames"][0][0] == __file__, found["frames"]

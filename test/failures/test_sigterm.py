@@ -70,7 +70,7 @@ def rank_0_waits(args, backend, handles=False):
         torchcomms_pg.watch(timeout=datetime.timedelta(seconds=300))
     rank = int(os.environ["RANK"])
     os.environ["TORCHELASTIC_ERROR_FILE"] = f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}error{rank}"
-    torchcomms_pg.monitoring.configure()
+    torchcomms_pg.diagnosis.settings.configure()
     dist.init_process_group(backend, store=store, rank=rank, world_size=2)
     dist.all_reduce(torch.ones(7))
     if handles:

@@ -466,7 +466,7 @@ def shrinks_twice(kind, args, world):
 @pytest.mark.parametrize("home", ["/home/me/pytorch", "/opt/python/lib/python3/dist-packages"])
 def test_the_verdict_has_the_programs_line_wherever_torch_lies(monkeypatch, home):
     monkeypatch.setattr(torch, "__file__", f"{home}/torch/__init__.py")
-    stacks = importlib.util.module_from_spec(torchcomms_pg.python_stacks.__spec__)
+    stacks = importlib.util.module_from_spec(torchcomms_pg.diagnosis.python_stacks.__spec__)
     stacks.__spec__.loader.exec_module(stacks)
     library = [(f"{home}/torch/distributed/c10d.py", line, "wait") for line in range(5)]
     told = stacks._tell([*library, ("/home/me/train.py", 7, "step")])

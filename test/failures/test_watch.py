@@ -717,9 +717,9 @@ def test_destroyed_groups_are_forgotten_and_made_again(world, port, prefix):
         third = dist.new_group()
         dist.all_reduce(torch.ones(2), group=third)
         dist.destroy_process_group(third)
-        assert "0" in torchcomms_pg.watching._watches
+        assert "0" in torchcomms_pg.diagnosis.watching._watches
         dist.destroy_process_group()
-        assert not torchcomms_pg.watching._watches
+        assert not torchcomms_pg.diagnosis.watching._watches
         del store, second, third
     assert wait_for(lambda: not library_threads(), 5), library_threads()
 
@@ -792,7 +792,7 @@ def test_a_fork_inherits_no_watch(world, port, prefix):
 
     fake = dist.new_group(backend="fake")  # whose operations end in a child, too
     dist.all_reduce(torch.ones(1), group=fake)
-    assert len(torchcomms_pg.watching._watches) == 3 and library_threads()
+    assert len(torchcomms_pg.diagnosis.watching._watches) == 3 and library_threads()
     recorder = torchcomms_pg.hooks.process_recorder()
     recorded = len(recorder)
     child = os.fork()
@@ -816,7 +816,7 @@ def test_groups_that_torchcomms_serves_are_not_watched_twice(world, port, prefix
     rank = int(os.environ["RANK"])
     dist.init_process_group("torchcomms", store=store, rank=rank, world_size=world)
     gloo = dist.new_group(backend="gloo")
-    assert list(torchcomms_pg.watching._watches) == [gloo.group_name]
+    assert list(torchcomms_pg.diagnosis.watching._watches) == [gloo.group_name]
     dist.all_reduce(torch.ones(1))
     dist.all_reduce(torch.ones(1), group=gloo)
     assert len(torchcomms_pg.hooks.process_recorder()) == 2

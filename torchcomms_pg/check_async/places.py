@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from torchcomms_pg import python_stacks, work
+from torchcomms_pg import work
+from torchcomms_pg.diagnosis import python_stacks
 
 _PACKAGE = str(Path(__file__).parents[1])
 _RESULT = work.TorchWork.result.__code__

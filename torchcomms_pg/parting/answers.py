@@ -17,7 +17,8 @@ from types import FrameType
 import torch
 import torch.distributed
 
-from torchcomms_pg import _C, python_stacks
+from torchcomms_pg import _C
+from torchcomms_pg.diagnosis import python_stacks
 from torchcomms_pg.parting import branches, inquiry
 from torchcomms_pg.parting.compare import Decision
 from torchcomms_pg.parting.flow import EXIT

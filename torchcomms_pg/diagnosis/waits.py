@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch.distributed import device_mesh
 from torch.distributed import distributed_c10d as c10d
 
-from torchcomms_pg import _C, env, monitoring, python_stacks, watching
+from torchcomms_pg import _C, env
 from torchcomms_pg._patches import replace
+from torchcomms_pg.diagnosis import python_stacks, settings, watching
 
 _joining = ContextVar("torchcomms_pg.joining", default=False)  # in a wait of `_joined`
 _waiting = ContextVar("torchcomms_pg.waiting", default=False)  # in any wait
@@ -124,7 +125,7 @@ def _joined(original: Any, *args: Any, **kwargs: Any) -> Any:
         meeting = None  # `original` raises the error
     if meeting is None or meeting.size < 2:
         return original(*args, **kwargs)
-    monitoring.configure()
+    settings.configure()
     text = f"init_process_group of {meeting.size} ranks"
     token = _joining.set(True)
     try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from torchcomms_pg import _C, compile_watch, env
+from torchcomms_pg import _C, env
+from torchcomms_pg.diagnosis import compile_watch
 
 
 def configure() -> None:

@@ -18,9 +18,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from torchcomms_pg import _C, env, leaving, metrics, monitoring, python_stacks
+from torchcomms_pg import _C, env, metrics
 from torchcomms_pg._C import Backend
 from torchcomms_pg._patches import record_batches, replace, unwrapped
+from torchcomms_pg.diagnosis import leaving, python_stacks, settings
 from torchcomms_pg.hooks import flight_recorder
 
 _watches: dict[str, _C.Watch] = {}  # by the group's name
@@ -60,7 +61,7 @@ def watch(group: dist.ProcessGroup | None = None, timeout: timedelta | None = No
     if timeout < timedelta(milliseconds=1):
         raise ValueError(f"watch: timeout is {timeout}, wanted 1 ms or more")
     flight_recorder.configure()
-    monitoring.configure()
+    settings.configure()
     python_stacks.watch_over_monitor()
     leaving.install_for_errors()
     _C.set_waiting_functions([inspect.unwrap(dist.send), inspect.unwrap(dist.recv)])

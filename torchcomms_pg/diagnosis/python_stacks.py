@@ -31,19 +31,19 @@ _PLACES = tuple(
         site.getusersitepackages(),
     )
 )
-_OWN = (f"{Path(__file__).parent}{os.sep}", f"{_TORCH}{os.sep}", "<frozen")
+_OWN = (f"{Path(__file__).parents[1]}{os.sep}", f"{_TORCH}{os.sep}", "<frozen")
 _STDLIB = f"{sysconfig.get_path('stdlib')}{os.sep}"
 # torch may lie anywhere: in another Python's or the user's folder, on PYTHONPATH, or in a checkout.
 _LIBRARIES = (*_OWN, *_PLACES)
 # Folders that the name of a file begins in, and the working directory after them.
 _FOLDERS = (*_PLACES, str(_TORCH.parent))
-_CHECKOUT = str(Path(__file__).parents[1])
+_CHECKOUT = str(Path(__file__).parents[2])
 # Frames between an operation and its caller in torch, and below a thread's function.
 _C10D = tuple(
     str(_TORCH / "distributed" / name) for name in ("distributed_c10d.py", "c10d_logger.py")
 )
-# Modules whose functions stand in for torch's: their callers have called torch.
-_STAND_INS = tuple(str(Path(__file__).parent / name) for name in ("waits.py", "watching.py"))
+# Files of functions that stand in for torch's: their callers have called torch.
+_STAND_INS = (f"{Path(__file__).parent}{os.sep}", str(Path(__file__).parents[1] / "_patches.py"))
 _STANDARD = tuple(
     f"{sysconfig.get_path('stdlib')}{os.sep}{name}" for name in ("threading.py", "concurrent")
 )
@@ -178,13 +178,13 @@ def in_hand() -> str:
 
 def _walk(frame: FrameType | None) -> Iterable[Frame]:
     while frame is not None:
-        if frame.f_code.co_filename not in _STAND_INS:
+        if not frame.f_code.co_filename.startswith(_STAND_INS):
             yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
         frame = frame.f_back
 
 
 def _without_stand_ins(frames: list[Frame]) -> list[Frame]:
-    return [frame for frame in frames if frame[0] not in _STAND_INS]
+    return [frame for frame in frames if not frame[0].startswith(_STAND_INS)]
 
 
 @functools.lru_cache(maxsize=4096)

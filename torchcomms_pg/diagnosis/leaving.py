@@ -9,8 +9,9 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from torchcomms_pg import _C, python_stacks
+from torchcomms_pg import _C
 from torchcomms_pg._patches import replace
+from torchcomms_pg.diagnosis import python_stacks
 
 
 def install() -> None:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from torchcomms_pg import _C, watching
+from torchcomms_pg import _C
 from torchcomms_pg._C import Backend
 from torchcomms_pg._patches import unwrapped
+from torchcomms_pg.diagnosis import watching
 
 
 @dataclass(frozen=True)
