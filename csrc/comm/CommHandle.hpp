@@ -39,6 +39,8 @@ class CommHandle {
   CommHandle& operator=(const CommHandle&) = delete;
 
   const Library& api() const { return api_; }
+  // Returns the process that made this object.
+  const OwnProcess& process() const { return process_; }
 
   // Returns whether calls that make or end communicators may block; see BlockingCall.
   bool blocks() const { return blocks_; }
@@ -105,6 +107,10 @@ class CommHandle {
       const NcclConfig& config,
       Clock::time_point deadline) const;
 
+  // Records that the end of the communicator has begun. Returns false if it had begun before.
+  bool beginEnd() { return !closed_.exchange(true, std::memory_order_acq_rel); }
+  bool closed() const { return closed_.load(std::memory_order_acquire); }
+
   // Ends the communicator, even while ranks are joining, and drops the objects of keepUntilEnd().
   // If `failed`, aborts the communicator, and does not finish what peers might wait for. Returns
   // the library's text if the ranks' last operations do not match, otherwise "".
@@ -160,11 +166,12 @@ class CommHandle {
   const Library& api_;
   const c10::Device device_;
   const bool blocks_;
-  const OwnProcess process_;  // the process that made this object
-  mutable Mutex mutex_;       // held to replace comm_ or to use it, never for long
+  const OwnProcess process_;
+  mutable Mutex mutex_;  // held to replace comm_ or to use it, never for long
   std::atomic<ncclComm_t> comm_;
   const std::unique_ptr<BlockingCall> joining_;  // makes comm_; null if comm_ was given
   std::atomic<bool> ready_{false};
+  std::atomic<bool> closed_{false};
   std::atomic<bool> captured_{false};
   std::atomic<bool> revoked_{false};  // libnccl has revoked the communicator
   std::atomic<bool> suspended_{false};

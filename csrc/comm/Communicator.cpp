@@ -8,7 +8,6 @@
 
 #include "comm/OpenCall.hpp"
 #include "comm/ParamComms.hpp"
-#include "host/Process.hpp"
 
 namespace torchcomms_pg {
 
@@ -32,10 +31,7 @@ Communicator::Communicator(
     Milliseconds timeout,
     Place place,
     NcclConfig config)
-    : rank_(rank),
-      size_(size),
-      place_(std::move(place)),
-      group_(std::move(group)),
+    : Identity(rank, size, std::move(group), std::move(place)),
       config_(std::move(config)),
       timeoutMs_(timeout.count()),
       issued_(size),
@@ -55,36 +51,12 @@ Communicator::~Communicator() {
   library_.discard(failureState_.get() != nullptr);
 }
 
-std::vector<int64_t> Communicator::globalRanks() const {
-  auto ranks = group_.globalRanks;
-  for (int rank = static_cast<int>(ranks.size()); rank < size_; ++rank) {
-    ranks.push_back(rank);
-  }
-  return ranks;
-}
-
-std::vector<int> Communicator::members() const {
-  auto ranks = pair();
-  for (int rank = 0; pair().empty() && rank < size_; ++rank) {
-    ranks.push_back(rank);
-  }
-  return ranks;
-}
-
-int Communicator::libraryVersion() const {
-  return api().version();
-}
-
 void Communicator::setDescription(std::string description) {
   recorders_.describe(group_, std::move(description));
 }
 
-bool Communicator::ofThisProcess() const {
-  return process_.isThis();
-}
-
 ncclComm_t Communicator::usable() const {
-  process_.check(group_.name);
+  library_.process().check(group_.name);
   if (const auto failure = failureState_.get()) {
     failureState_.raise(*failure);
   }
@@ -159,7 +131,7 @@ PreparedOp Communicator::prepare(OpKind kind, const Options& options) const {
 WorkPtr Communicator::newWork(const PreparedOp& call) {
   // The results of a send are the sent tensors, as in ProcessGroupNCCL.
   const auto& results = call.op.kind == OpKind::send ? call.inputs : call.outputs;
-  auto work = c10::make_intrusive<Work>(shared_from_this(), rank_, call.op, call.inputs, results);
+  auto work = c10::make_intrusive<Work>(self(), rank_, call.op, call.inputs, results);
   work->setTimed(timed());
   return work;
 }

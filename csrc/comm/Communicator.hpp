@@ -17,10 +17,10 @@
 #include "comm/FailureState.hpp"
 #include "comm/GroupHooks.hpp"
 #include "comm/Hooks.hpp"
+#include "comm/Identity.hpp"
 #include "comm/InFlightOps.hpp"
 #include "comm/IssueCounts.hpp"
 #include "comm/Observer.hpp"
-#include "comm/OwnProcess.hpp"
 #include "comm/RecorderSet.hpp"
 #include "comm/SignalSlots.hpp"
 #include "comm/Watchdog.hpp"
@@ -28,7 +28,6 @@
 #include "monitor/Monitor.hpp"
 #include "nccl/Config.hpp"
 #include "nccl/Library.hpp"
-#include "operation/Group.hpp"
 #include "operation/PreparedOp.hpp"
 
 namespace torchcomms_pg {
@@ -41,18 +40,8 @@ namespace torchcomms_pg {
 // returns null.
 //
 // The parts keep the state, each with its own lock. Thread-safe.
-class Communicator final : public std::enable_shared_from_this<Communicator>,
-                           public Monitor::Watched {
+class Communicator final : public Identity, public Monitor::Watched {
  public:
-  // The device of the tensors. `highPriority`: whether an accelerator's streams have high priority.
-  // `pair`: the two ranks of the group that this communicator connects, for messages between them;
-  // empty if it connects all ranks.
-  struct Place {
-    c10::Device device{c10::DeviceType::CPU};
-    bool highPriority = false;
-    std::vector<int> pair = {};
-  };
-
   // Options of one operation.
   struct Options {
     bool async = true;
@@ -71,32 +60,21 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
       NcclConfig config = {});
   ~Communicator() override;
 
-  // Identity.
-  int rank() const { return rank_; }
-  int size() const { return size_; }
-  const Group& group() const { return group_; }
-  // Returns the ranks' numbers in the default group, by rank; the rank itself if unknown.
-  std::vector<int64_t> globalRanks() const;
-  const at::Device& device() const { return place_.device; }
+  std::shared_ptr<Communicator> self() {
+    return std::static_pointer_cast<Communicator>(shared_from_this());
+  }
   // Returns whether the tensors of a list are communicated one by one and in place, rather than
   // through one buffer for all. Memory of an accelerator is scarce; in host memory an operation for
   // each rank costs more than copies. The result is the same on all ranks, whatever their tensors.
-  bool listsOneByOne() const { return executor_->queues(); }
-  const std::vector<int>& pair() const { return place_.pair; }
-  // Returns the ranks that this communicator connects.
-  std::vector<int> members() const;
-  // Returns the rank's number in the library's communicator.
-  int inLibrary(int rank) const {
-    return pair().empty() ? rank : static_cast<int>(rank == pair().back());
-  }
+  bool listsOneByOne() const { return queues(); }
   // Returns the library's version in NCCL's form, e.g. 22809 for 2.28.9.
-  int libraryVersion() const;
+  int libraryVersion() const { return api().version(); }
   // Sets the description, which torch assigns after it has created the backend. Call before the
   // first operation.
   void setDescription(std::string description);
   // Returns whether this communicator was made in this process, rather than in the parent before a
   // fork.
-  bool ofThisProcess() const;
+  bool ofThisProcess() const { return library_.process().isThis(); }
 
   // Timeouts.
   void setTimeout(Milliseconds timeout) {
@@ -193,7 +171,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   // a call in the communicator, close() fails that call. The communicator is then freed when the
   // thread leaves that call.
   void close();
-  bool closed() const { return closed_.load(std::memory_order_acquire); }
+  bool closed() const { return library_.closed(); }
 
   // The parts.
   CommHandle& library() { return library_; }
@@ -202,8 +180,6 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   Executor& executor() const { return *executor_; }
   InFlightOps& inFlight() { return inFlight_; }
   const InFlightOps& inFlight() const { return inFlight_; }
-  // Returns whether operations are queued on a device, so that threads do not wait for them.
-  bool queues() const { return executor_->queues(); }
   FailureState& failureState() { return failureState_; }
   const FailureState& failureState() const { return failureState_; }
   Batches& batches() { return batches_; }
@@ -228,15 +204,9 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   void closeNow();
   void end();
 
-  const int rank_;
-  const int size_;
-  const OwnProcess process_;
-  const Place place_;
-  Group group_;
   const NcclConfig config_;
   std::atomic<int64_t> timeoutMs_;
   std::atomic<bool> timing_{false};
-  std::atomic<bool> closed_{false};
   IssueCounts issued_;
   std::atomic<uint64_t> splits_{0};
   CommHandle library_;
@@ -245,7 +215,7 @@ class Communicator final : public std::enable_shared_from_this<Communicator>,
   FailureState failureState_{*this};
   std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
   GroupHooks groupHooks_;
-  RecorderSet recorders_{*this};
+  RecorderSet recorders_{*this, library_};
   Batches batches_{*this};
   SignalSlots signalSlots_;
   Watchdog watchdog_{*this};

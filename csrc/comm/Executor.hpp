@@ -45,10 +45,6 @@ class Executor {
   // their end but does not run them itself.
   virtual void wake() {}
 
-  // Returns whether operations are queued on the device. If so, no thread is in the library while
-  // they run, and so no thread sees the library fail.
-  virtual bool queues() const = 0;
-
   // Returns the devices of a future's outputs, as ivalue::Future takes them; empty for host memory.
   virtual std::vector<c10::Device> outputDevices() const = 0;
 

@@ -129,7 +129,7 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
     hooksDone_ = done->get_future();
     Monitor::get().runDetached([unfinished,
                                 this,
-                                comm = comm_.shared_from_this(),
+                                comm = comm_.self(),
                                 first = std::move(first),
                                 table = std::move(table),
                                 end,
@@ -143,7 +143,7 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
           attempt([&] { comm->observer().failed(*ours); });
         }
         if (dump) {
-          attempt([&] { comm->recorders().dump(); });
+          attempt([&] { comm->recorders().dump(comm->observer()); });
         }
         if (first) {
           attempt(*first);
@@ -181,11 +181,11 @@ void FailureState::awaitHooks() const {
 }
 
 void FailureState::failLibrary(const Failure& failure) {
-  if (ending_.load(std::memory_order_acquire) && comm_.executor().queues()) {
+  if (ending_.load(std::memory_order_acquire) && comm_.queues()) {
     return;
   }
   comm_.executor().wake();
-  comm_.library().fail(failure, comm_.shared_from_this());
+  comm_.library().fail(failure, comm_.keepAlive());
 }
 
 std::string FailureState::rankNames(const std::vector<int>& ranks) const {

@@ -5,13 +5,12 @@
 #include <exception>
 #include <utility>
 
-#include "comm/Communicator.hpp"
 #include "comm/StreamExecutor.hpp"
 
 namespace torchcomms_pg {
 
-Flight::Flight(std::shared_ptr<Communicator> comm, StreamExecutor& executor, Operation op)
-    : comm_(std::move(comm)),
+Flight::Flight(std::shared_ptr<const void> owner, StreamExecutor& executor, Operation op)
+    : owner_(std::move(owner)),
       executor_(executor),
       op_(std::move(op)),
       work_(WorkPtr()),

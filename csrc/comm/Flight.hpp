@@ -18,15 +18,14 @@
 
 namespace torchcomms_pg {
 
-class Communicator;
 class StreamExecutor;
 
 // Keeps the operation's state for the monitor and for the thread that finishes the operation. The
 // caller owns the Work: the outputs are released with the caller's last reference. Thread-safe.
 class Flight final : public EventPoller::Awaited {
  public:
-  // Tracks `op` of `comm`, whose executor is `executor`.
-  Flight(std::shared_ptr<Communicator> comm, StreamExecutor& executor, Operation op);
+  // Tracks `op`. `owner`: keeps `executor` alive.
+  Flight(std::shared_ptr<const void> owner, StreamExecutor& executor, Operation op);
   ~Flight() override;
 
   const Operation& operation() const { return op_; }
@@ -86,7 +85,7 @@ class Flight final : public EventPoller::Awaited {
   Clock::duration elapsed() const;
 
  private:
-  const std::shared_ptr<Communicator> comm_;  // keeps executor_ alive
+  const std::shared_ptr<const void> owner_;
   StreamExecutor& executor_;
   const Operation op_;
   InFlightOps::Entry entry_;

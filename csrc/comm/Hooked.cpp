@@ -93,7 +93,7 @@ WorkPtr Hooks::launch(PreparedOp& call, WorkPtr work, Communicator& comm) {
     after->work = result;
     after->error = error;
     if (!result && !error) {
-      after->finished = {comm.shared_from_this(), args, call.op.kind, call.op.seq};
+      after->finished = {comm.self(), args, call.op.kind, call.op.seq};
     }
     fireNow(*table, after, error);
   }

@@ -23,7 +23,6 @@ class HostExecutor final : public Executor {
   void awaitInStream(Work& work) override;
   void drain(Milliseconds messages) override;
   void wake() override;
-  bool queues() const override { return false; }
   std::vector<c10::Device> outputDevices() const override { return {}; }
 
  private:

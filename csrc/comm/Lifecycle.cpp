@@ -190,7 +190,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
         ", which came with ",
         introduced(Feature::revoke).version,
         ". Destroy the group and create a new one");
-    if (abort && executor_->queues()) {
+    if (abort && queues()) {
       failureState_.shrink();
     }
     const int flags = abort ? NCCL_SHRINK_ABORT : NCCL_SHRINK_DEFAULT;
@@ -243,7 +243,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
 }
 
 void Communicator::drain() {
-  process_.check(group_.name);
+  library_.process().check(group_.name);
   OpenCall::refuse(*this, "wait for pending works");
   const OpenCall open(*this, nullptr);
   executor_->drain(Milliseconds::max());
@@ -297,11 +297,11 @@ void Communicator::close() {
 }
 
 void Communicator::closeNow() {
-  if (!ofThisProcess() || closed_.exchange(true, std::memory_order_acq_rel)) {
+  if (!ofThisProcess() || !library_.beginEnd()) {
     return;
   }
   if (auto* const call = OpenCall::around(*this)) {
-    call->afterwards([self = shared_from_this()] { self->end(); });
+    call->afterwards([self = self()] { self->end(); });
     return;
   }
   end();

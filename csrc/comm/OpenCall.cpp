@@ -1,6 +1,9 @@
 #include "comm/OpenCall.hpp"
 
-#include "comm/Communicator.hpp"
+#include <c10/util/Exception.h>
+
+#include "comm/Identity.hpp"
+#include "operation/Operation.hpp"
 
 namespace torchcomms_pg {
 
@@ -12,7 +15,7 @@ thread_local OpenCall* handledCall = nullptr;
 
 }  // namespace
 
-OpenCall::OpenCall(Communicator& comm, const Operation* op)
+OpenCall::OpenCall(const Identity& comm, const Operation* op)
     : comm_(comm), op_(op), outer_(innermostCall) {
   innermostCall = this;
 }
@@ -35,7 +38,7 @@ OpenCall::Handlers::~Handlers() {
   handledCall = outer_;
 }
 
-OpenCall* OpenCall::around(const Communicator& comm) {
+OpenCall* OpenCall::around(const Identity& comm) {
   OpenCall* outermost = nullptr;
   for (auto* call = handledCall; call != nullptr; call = call->outer_) {
     outermost = &call->comm_ == &comm ? call : outermost;
@@ -43,7 +46,7 @@ OpenCall* OpenCall::around(const Communicator& comm) {
   return outermost;
 }
 
-void OpenCall::refuse(const Communicator& comm, const char* what) {
+void OpenCall::refuse(const Identity& comm, const char* what) {
   const auto* const call = handledCall == nullptr ? nullptr : around(comm);
   if (call != nullptr) {
     const auto name = call->op_ == nullptr ? "the end of the group" : describe(*call->op_);

@@ -8,7 +8,7 @@
 
 namespace torchcomms_pg {
 
-class Communicator;
+class Identity;
 struct Group;
 struct Operation;
 
@@ -19,7 +19,7 @@ class OpenCall {
  public:
   // `op`: the operation that the call waits for, which must outlive this object; null if the call
   // waits for all operations in flight.
-  OpenCall(Communicator& comm, const Operation* op);
+  OpenCall(const Identity& comm, const Operation* op);
   ~OpenCall();
   OpenCall(const OpenCall&) = delete;
   OpenCall& operator=(const OpenCall&) = delete;
@@ -37,11 +37,11 @@ class OpenCall {
   };
 
   // Returns the outermost call in `comm` that a running handler has interrupted, or null.
-  static OpenCall* around(const Communicator& comm);
+  static OpenCall* around(const Identity& comm);
 
   // Raises RuntimeError if a handler runs in the middle of a call in `comm`. `what`: the function
   // that the handler calls.
-  static void refuse(const Communicator& comm, const char* what);
+  static void refuse(const Identity& comm, const char* what);
 
   // Raises the error of refuse(). `call`: the call of the group in whose middle the handler runs.
   [[noreturn]] static void refuseIn(
@@ -52,7 +52,7 @@ class OpenCall {
   void afterwards(std::function<void()> body) { afterwards_.push_back(std::move(body)); }
 
  private:
-  Communicator& comm_;
+  const Identity& comm_;
   const Operation* const op_;
   OpenCall* const outer_;
   std::vector<std::function<void()>> afterwards_;

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "comm/Communicator.hpp"
+#include "comm/CommHandle.hpp"
+#include "comm/Identity.hpp"
+#include "comm/Observer.hpp"
 #include "nccl/Library.hpp"
 #include "recorder/MessageBatch.hpp"
 #include "recorder/ProcessRecorder.hpp"
@@ -42,10 +44,10 @@ bool RecorderSet::add(std::shared_ptr<FlightRecorder> recorder) {
   if (std::any_of(all->begin(), all->end(), same)) {
     return false;
   }
-  const auto& known = comm_.group();
+  const auto& known = self_.group();
   auto* const group = recorder->addGroup(
-      known.name, known.description, known.backend, comm_.globalRanks(), comm_.rank());
-  recorder->setLibraryVersion(versionText(comm_.libraryVersion()));
+      known.name, known.description, known.backend, self_.globalRanks(), self_.rank());
+  recorder->setLibraryVersion(versionText(library_.api().version()));
   all->push_back({std::move(recorder), group});
   recorders_.store(std::shared_ptr<const std::vector<RecorderGroup>>(std::move(all)));
   any_.store(true, std::memory_order_release);
@@ -82,7 +84,7 @@ void RecorderSet::record(PreparedOp& call) {
   auto recording = std::make_shared<RecordedOp>(
       std::move(recorders), source == nullptr ? nullptr : source->capture());
   // If operations are queued, their start is unknown.
-  const bool started = !op.async && !comm_.executor().queues() && comm_.library().ready();
+  const bool started = !op.async && !self_.queues() && library_.ready();
   const auto addMessage = [&](const PreparedOp& message, uint64_t seq) {
     const bool sends = message.op.kind == OpKind::send;
     const bool batched = !call.parts.empty() || op.batched;
@@ -130,7 +132,7 @@ void RecorderSet::inherit(const RecorderSet& former) {
   }
 }
 
-void RecorderSet::dump() {
+void RecorderSet::dump(Observer& observer) {
   const auto recorder = process_recorder::get();
   const auto recorders = recorders_.load();
   if (!recorder || !recorders ||
@@ -140,8 +142,8 @@ void RecorderSet::dump() {
     return;
   }
   // A second caller waits for the first dump, which has a time limit.
-  std::call_once(dumped_, [this] {
-    comm_.observer().askForDumps();
+  std::call_once(dumped_, [&] {
+    observer.askForDumps();
     process_recorder::dumpAfterFailure();
   });
 }

@@ -15,12 +15,14 @@
 
 namespace torchcomms_pg {
 
-class Communicator;
+class CommHandle;
+class Identity;
+class Observer;
 
 // The recorders in which a communicator's operations are entered. Thread-safe.
 class RecorderSet {
  public:
-  explicit RecorderSet(Communicator& comm) : comm_(comm) {}
+  RecorderSet(const Identity& self, const CommHandle& library) : self_(self), library_(library) {}
 
   // Sets the description of `group`, which add() passes to recorders.
   void describe(Group& group, std::string description);
@@ -39,12 +41,13 @@ class RecorderSet {
   // Enters an operation that is being issued. An operation that a graph captures is only counted.
   void record(PreparedOp& call);
 
-  // If the process's recorder is in this set, writes it to its file, and asks other ranks to write
-  // theirs. Only the first call does so.
-  void dump();
+  // If the process's recorder is in this set, writes it to its file, and has `observer` ask other
+  // ranks to write theirs. Only the first call does so.
+  void dump(Observer& observer);
 
  private:
-  Communicator& comm_;
+  const Identity& self_;
+  const CommHandle& library_;
   Mutex mutex_;  // guards changes, and the group's description
   std::atomic<bool> any_{false};
   AtomicShared<const std::vector<RecorderGroup>> recorders_;

@@ -42,7 +42,7 @@ void StreamExecutor::runInStream(PreparedOp& call, const WorkPtr& work) {
   // For its caller, a synchronous operation is over when it is in the stream, but its end is
   // watched. Its Flight keeps no tensors alive: their memory is reused in the order of that same
   // stream.
-  const auto flight = std::make_shared<Flight>(comm_.shared_from_this(), *this, call.op);
+  const auto flight = std::make_shared<Flight>(comm_.keepAlive(), *this, call.op);
   if (work) {
     flight->attach(work, /*kept=*/call.op.hooked || comm_.groupHooks().end());
   }
@@ -118,7 +118,7 @@ void StreamExecutor::runInGraph(PreparedOp& call, const WorkPtr& work) {
       device_.await(*device_.record(stream, /*timed=*/false), other);
     }
     if (work) {
-      const auto flight = std::make_shared<Flight>(comm_.shared_from_this(), *this, op);
+      const auto flight = std::make_shared<Flight>(comm_.keepAlive(), *this, op);
       auto end = device_.record(stream, /*timed=*/false);
       auto keepAlive = branch ? std::make_shared<const PreparedOp>(std::move(call)) : nullptr;
       flight->departInGraph(

@@ -24,7 +24,6 @@ class StreamExecutor final : public Executor {
   void await(Work& work, Milliseconds timeout, bool onHost) override;
   void awaitInStream(Work& work) override;
   void drain(Milliseconds messages) override;
-  bool queues() const override { return true; }
   std::vector<c10::Device> outputDevices() const override { return {device_.device()}; }
   void setBlockingWait(bool blocking) override {
     blockingWait_.store(blocking, std::memory_order_relaxed);

@@ -75,7 +75,7 @@ void Watchdog::check(Clock::time_point now) noexcept {
     std::optional<Operation> overdue;
     std::optional<Operation> first;
     bool left = false;
-    const bool queued = comm_.executor().queues();
+    const bool queued = comm_.queues();
     const bool idle = comm_.inFlight().inspect([&](const auto& ops, const Operation&) {
       monitorThread.check();
       if (queued && !ops.empty()) {
@@ -266,7 +266,7 @@ void Watchdog::apart(std::function<void()> body) {
   }
   try {
     Monitor::get().runDetached(
-        [unfinished = ExitGuard(), self = comm_.shared_from_this(), this, body = std::move(body)] {
+        [unfinished = ExitGuard(), self = comm_.keepAlive(), this, body = std::move(body)] {
           try {
             body();
           } catch (...) {

@@ -42,7 +42,7 @@ at::Tensor bytesOf(const T* values, size_t count) {
 // Makes the library free its part of a registration, if the library's communicator still exists. On
 // an accelerator, where streams may still write, only the end of the communicator frees that part.
 void Window::forget(std::shared_ptr<Registration> registration) noexcept {
-  if (comm_->executor().queues()) {
+  if (comm_->queues()) {
     registration->forgetWorks();
     comm_->library().keepUntilEnd(std::move(registration));
     return;

@@ -82,7 +82,7 @@ void DiagnosisClient::open(
             std::make_unique<StoreBoard>(c10::make_intrusive<c10d::PrefixStore>("early", store_)),
             std::move(early)));
   }
-  options.dump = [this, weak = std::weak_ptr(comm_.shared_from_this())] {
+  options.dump = [this, weak = comm_.weak_from_this()] {
     if (const auto comm = weak.lock()) {
       dump();
     }
