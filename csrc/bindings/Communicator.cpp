@@ -153,7 +153,7 @@ void bindLateness(py::module_& module, py::class_<Comm>& comm) {
   comm.def(
       "lateness",
       [](Comm& self, const char* operation) {
-        return DiagnosisClient::of(*self).lateness().ask(operation);
+        return DiagnosisClient::of(self->observer()).lateness().ask(operation);
       },
       py::arg("operation"),
       NoGil());

@@ -383,13 +383,13 @@ void bindPythonStackDump(py::module_& module) {
   comm.def(
       "relax",
       [](Comm& self, Milliseconds time) {
-        return self->watchdog().relax(time).time_since_epoch().count();
+        return self->relaxations().begin(time).time_since_epoch().count();
       },
       py::arg("time"));
   comm.def(
       "end_relaxation",
       [](Comm& self, Clock::rep end) {
-        self->watchdog().endRelaxation(Clock::time_point(Clock::duration(end)));
+        self->relaxations().end(Clock::time_point(Clock::duration(end)));
       },
       py::arg("end"));
 }

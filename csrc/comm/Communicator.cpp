@@ -36,10 +36,12 @@ Communicator::Communicator(
       timeoutMs_(timeout.count()),
       issued_(size),
       library_(api, std::move(made), place_.device),
-      executor_(makeExecutor(*this, place_.device, place_.highPriority)),
       inFlight_(std::make_shared<GroupTotals>(group_.name, backendName(group_), /*watched=*/false)),
-      signalSlots_(api.signals()),
-      observer_(ProcessObserver::get().observe(*this)) {}
+      observer_(
+          ProcessObserver::get().observe(
+              {*this, library_, inFlight_, issued_, relaxations_, failure_})),
+      executor_(makeExecutor(*this, place_.device, place_.highPriority)),
+      signalSlots_(api.signals()) {}
 
 Communicator::~Communicator() {
   if (!ofThisProcess()) {
@@ -124,7 +126,7 @@ PreparedOp Communicator::prepare(OpKind kind, const Options& options) const {
   call.op.async = options.async;
   call.op.extra = inFlight_.lengthened();
   call.op.timeout =
-      std::max(options.timeout.value_or(timeout()) + call.op.extra, watchdog_.relaxed());
+      std::max(options.timeout.value_or(timeout()) + call.op.extra, relaxations_.left());
   return call;
 }
 

@@ -22,6 +22,7 @@
 #include "comm/IssueCounts.hpp"
 #include "comm/Observer.hpp"
 #include "comm/RecorderSet.hpp"
+#include "comm/Relaxations.hpp"
 #include "comm/SignalSlots.hpp"
 #include "comm/Watchdog.hpp"
 #include "comm/Work.hpp"
@@ -190,6 +191,7 @@ class Communicator final : public Identity, public Monitor::Watched {
   RecorderSet& recorders() { return recorders_; }
   SignalSlots& signalSlots() { return signalSlots_; }
   Watchdog& watchdog() { return watchdog_; }
+  Relaxations& relaxations() { return relaxations_; }
   Observer& observer() const { return *observer_; }
 
   void check(Clock::time_point now) noexcept REQUIRES(monitorThread) override {
@@ -210,16 +212,18 @@ class Communicator final : public Identity, public Monitor::Watched {
   IssueCounts issued_;
   std::atomic<uint64_t> splits_{0};
   CommHandle library_;
-  const std::unique_ptr<Executor> executor_;
   InFlightOps inFlight_;
-  FailureState failureState_{*this};
+  Relaxations relaxations_;
+  AtomicShared<const Failure> failure_;
+  const std::unique_ptr<Observer> observer_;
+  const std::unique_ptr<Executor> executor_;
+  FailureState failureState_{*this, failure_};
   std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
   GroupHooks groupHooks_;
   RecorderSet recorders_{*this, library_};
   Batches batches_{*this};
   SignalSlots signalSlots_;
   Watchdog watchdog_{*this};
-  const std::unique_ptr<Observer> observer_;
 };
 
 }  // namespace torchcomms_pg

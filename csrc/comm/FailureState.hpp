@@ -35,7 +35,9 @@ class FailureState {
   // Reason of the failure that ends a wait when a signal's handler has raised.
   static constexpr const char* kInterrupt = "an interrupt, such as Ctrl-C";
 
-  explicit FailureState(Communicator& comm) : comm_(comm) {}
+  // `failure`: where to keep the failure, see get().
+  FailureState(Communicator& comm, AtomicShared<const Failure>& failure)
+      : comm_(comm), failure_(failure) {}
 
   // Returns the failure, or null before the first.
   std::shared_ptr<const Failure> get() const { return failure_.load(); }
@@ -116,7 +118,7 @@ class FailureState {
   std::string ofGraphs() const;
 
   Communicator& comm_;
-  AtomicShared<const Failure> failure_;
+  AtomicShared<const Failure>& failure_;
   std::atomic<bool> endsProcess_{false};
   std::atomic<bool> ending_{false};  // a thread will end the process when hooks have run
   mutable std::atomic<bool> told_{false};

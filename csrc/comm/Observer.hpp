@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/AtomicShared.hpp"
 #include "comm/CommError.hpp"
 #include "comm/Peer.hpp"
 #include "monitor/MonitorThread.hpp"
@@ -18,7 +19,11 @@
 
 namespace torchcomms_pg {
 
-class Communicator;
+class CommHandle;
+class Identity;
+class InFlightOps;
+class IssueCounts;
+class Relaxations;
 
 // Why an operation does not end.
 struct Explanation {
@@ -43,6 +48,16 @@ class EndObserver {
  public:
   virtual ~EndObserver() = default;
   virtual void end() = 0;
+};
+
+// The parts of a communicator that its observer may ask, and which outlive the observer.
+struct Observed {
+  const Identity& self;
+  const CommHandle& library;
+  const InFlightOps& inFlight;
+  const IssueCounts& issued;
+  const Relaxations& relaxations;
+  const AtomicShared<const Failure>& failure;  // null before the communicator fails
 };
 
 // The observer of one communicator. By default it observes nothing. Methods without a comment on
@@ -112,8 +127,8 @@ class ProcessObserver {
  public:
   virtual ~ProcessObserver() = default;
 
-  // Makes the observer of `comm`, which owns it.
-  virtual std::unique_ptr<Observer> observe(Communicator& /*comm*/) {
+  // Makes the observer of a communicator, which owns it.
+  virtual std::unique_ptr<Observer> observe(const Observed& /*comm*/) {
     return std::make_unique<Observer>();
   }
   // A process group of this process begins to exist, and ends when the result, which may be null,

@@ -280,30 +280,6 @@ void Watchdog::apart(std::function<void()> body) {
   }
 }
 
-Clock::time_point Watchdog::relax(Milliseconds time) {
-  LockGuard lock(relaxationsMutex_);
-  const auto end = *relaxations_.insert(Clock::now() + time);
-  relaxedUntil_.store(relaxations_.rbegin()->time_since_epoch().count(), std::memory_order_relaxed);
-  return end;
-}
-
-void Watchdog::endRelaxation(Clock::time_point end) {
-  LockGuard lock(relaxationsMutex_);
-  relaxations_.extract(end);  // one of the relaxations that end at this time
-  relaxedUntil_.store(
-      relaxations_.empty() ? 0 : relaxations_.rbegin()->time_since_epoch().count(),
-      std::memory_order_relaxed);
-}
-
-Milliseconds Watchdog::relaxed() const {
-  const auto until = relaxedUntil_.load(std::memory_order_relaxed);
-  if (until == 0) {
-    return Milliseconds(0);
-  }
-  const auto left = Clock::time_point(Clock::duration(until)) - Clock::now();
-  return std::max(std::chrono::duration_cast<Milliseconds>(left), Milliseconds(0));
-}
-
 std::optional<Milliseconds> Watchdog::judge(
     const Operation& op, Milliseconds timeout, Clock::time_point deadline) {
   const auto found = comm_.observer().await(op, timeout, deadline);

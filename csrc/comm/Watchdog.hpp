@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -55,14 +54,6 @@ class Watchdog {
   std::optional<Milliseconds> judge(
       const Operation& op, Milliseconds timeout, Clock::time_point deadline);
 
-  // For the next `time`, makes peers wait for this rank past their deadlines, and lets operations
-  // issued on this rank take that long. Returns the time at which this relaxation ends;
-  // endRelaxation() with that time ends it earlier.
-  Clock::time_point relax(Milliseconds time);
-  void endRelaxation(Clock::time_point end);
-  // Returns the time until all relaxations have ended.
-  Milliseconds relaxed() const;
-
  private:
   // Fails the communicator if an operation in flight can no longer end, since a rank has died.
   // Returns whether it has failed the communicator.
@@ -86,10 +77,6 @@ class Watchdog {
   Communicator& comm_;
   c10::intrusive_ptr<c10d::Store> store_;  // this communicator's part; null if it has none
   std::vector<Peer> peers_;
-  Mutex relaxationsMutex_;
-  // Ends of relaxations that go on.
-  std::multiset<Clock::time_point> relaxations_ GUARDED_BY(relaxationsMutex_);
-  std::atomic<Clock::rep> relaxedUntil_{0};  // the last of them, or 0
   Mutex shrunkMutex_;
   // Number of shrinks, by the ranks left out.
   std::map<std::vector<int>, int> shrunk_ GUARDED_BY(shrunkMutex_);

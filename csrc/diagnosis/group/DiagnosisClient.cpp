@@ -11,7 +11,6 @@
 
 #include "base/ExitGuard.hpp"
 #include "base/Mutex.hpp"
-#include "comm/Communicator.hpp"
 #include "comm/Peer.hpp"
 #include "diagnosis/group/ErrorFile.hpp"
 #include "diagnosis/group/ProcessTotals.hpp"
@@ -45,8 +44,8 @@ std::optional<Explanation> explanation(std::optional<Verdict> verdict) {
 
 }  // namespace
 
-DiagnosisClient::DiagnosisClient(Communicator& comm) : comm_(comm) {
-  process_totals::add(comm_.inFlight().sharedTotals(), comm_.globalRanks()[comm_.rank()]);
+DiagnosisClient::DiagnosisClient(const Observed& comm) : comm_(comm) {
+  process_totals::add(comm_.inFlight.sharedTotals(), comm_.self.globalRanks()[comm_.self.rank()]);
 }
 
 void DiagnosisClient::open(
@@ -56,18 +55,19 @@ void DiagnosisClient::open(
   store_ = c10::make_intrusive<c10d::PrefixStore>(prefix + "diagnosis", store);
   peers_ = peers;
   // A c10d group may have a communicator for each type of device, and for pairs of ranks.
-  key_ = keyOf(*this, c10::DeviceTypeName(comm_.device().type()) + joinRanks(comm_.pair()));
+  key_ =
+      keyOf(*this, c10::DeviceTypeName(comm_.self.device().type()) + joinRanks(comm_.self.pair()));
   HangDiagnosis::Options options;
-  options.rank = comm_.rank();
-  options.ranks = comm_.members();
-  options.number = comm_.group().numberOf(comm_.rank());
+  options.rank = rank();
+  options.ranks = comm_.self.members();
+  options.number = group().numberOf(rank());
   options.describeSilent = [peers = peers_](int peer) { return describeSilent(peers.at(peer)); };
-  if (comm_.api().has(Feature::probe)) {
-    auto probe = comm_.api().probe(comm_.library().get());
+  if (comm_.library.api().has(Feature::probe)) {
+    auto probe = comm_.library.api().probe(comm_.library.get());
     options.poll = std::move(probe.look);
     options.turn = probe.turn;
     options.turns = probe.turns;
-  } else if (!comm_.api().has(Feature::ring)) {
+  } else if (!comm_.library.api().has(Feature::ring)) {
     options.poll = [](bool) { return false; };
   }
   if (verdictAfter.load().count() > 0) {
@@ -82,18 +82,17 @@ void DiagnosisClient::open(
             std::make_unique<StoreBoard>(c10::make_intrusive<c10d::PrefixStore>("early", store_)),
             std::move(early)));
   }
-  options.dump = [this, weak = comm_.weak_from_this()] {
+  options.dump = [this, weak = comm_.self.weak_from_this()] {
     if (const auto comm = weak.lock()) {
       dump();
     }
   };
   auto board = std::make_unique<StoreBoard>(store_);
   diagnosis_.store(HangDiagnosis::open(std::move(board), std::move(options)));
-  if (!comm_.queues() && comm_.pair().empty()) {
-    lateness_.open(
-        store, std::to_string(key_) + "/" + prefix, comm_.group(), comm_.rank(), comm_.size());
+  if (!queues() && comm_.self.pair().empty()) {
+    lateness_.open(store, std::to_string(key_) + "/" + prefix, group(), rank(), size());
   }
-  const std::shared_ptr<GroupActivity> group(comm_.shared_from_this(), this);
+  const std::shared_ptr<GroupActivity> group(comm_.self.keepAlive(), this);
   enlist(group);
   const auto self = Peer::self();
   const bool severalHosts =
@@ -104,7 +103,7 @@ void DiagnosisClient::open(
 void DiagnosisClient::close() {
   status_.store({});
   if (const auto early = early_.exchange({})) {
-    if (comm_.failureState().get()) {
+    if (comm_.failure.load()) {
       early->close();  // the failure has been reported
     } else {
       earlyVerdicts_.close(*early);
@@ -114,13 +113,13 @@ void DiagnosisClient::close() {
     diagnosis->close();
   }
   lateness_.close();
-  process_totals::keepLateness(comm_.inFlight().totals(), lateness_.judged());
+  process_totals::keepLateness(comm_.inFlight.totals(), lateness_.judged());
 }
 
 void DiagnosisClient::check(Clock::time_point now) {
   lateness_.check(now);
   answer(now);
-  if (!comm_.failureState().get()) {
+  if (!comm_.failure.load()) {
     checkEarly(now);
   }
 }
@@ -133,7 +132,7 @@ void DiagnosisClient::answer(Clock::time_point now) {
   const auto early = early_.load();
   const bool ring = diagnosis->takeRing();
   const bool ringEarly = early && early->takeRing();
-  const auto rings = comm_.library().ring(ring || ringEarly ? 1 : 0);
+  const auto rings = comm_.library.ring(ring || ringEarly ? 1 : 0);
   const bool news = rings > heardRings_;
   heardRings_ = std::max(rings, heardRings_);
   for (const auto& each : {diagnosis, early}) {
@@ -147,22 +146,27 @@ void DiagnosisClient::answer(Clock::time_point now) {
 }
 
 bool DiagnosisClient::meetsRootAlone() const {
-  return comm_.device().is_cpu() && comm_.group().hosts.empty();
+  return comm_.self.device().is_cpu() && group().hosts.empty();
+}
+
+std::string DiagnosisClient::failureMessage() const {
+  const auto failure = comm_.failure.load();
+  return failure && !closed() ? failure->text() : "";
 }
 
 void DiagnosisClient::leave(const std::string& how) noexcept {
-  if (store_ && !comm_.failureState().get()) {
-    left_words::leave(store_, comm_.rank(), comm_.size(), how, comm_.inFlight());
+  if (store_ && !comm_.failure.load()) {
+    left_words::leave(store_, rank(), size(), how, comm_.inFlight);
   }
 }
 
 std::string DiagnosisClient::leftWords(const std::vector<int>& ranks) {
-  return store_ && !ranks.empty() ? left_words::tell(store_, ranks, comm_.group()) : "";
+  return store_ && !ranks.empty() ? left_words::tell(store_, ranks, group()) : "";
 }
 
 void DiagnosisClient::checkEarly(Clock::time_point now) {
   const auto early = early_.load();
-  if (!early || comm_.closed()) {
+  if (!early || closed()) {
     return;
   }
   if (earlyVerdicts_.look(*early)) {
@@ -180,7 +184,7 @@ void DiagnosisClient::checkEarly(Clock::time_point now) {
 void DiagnosisClient::dump() const {
   // Runs in another thread: the wait for the GIL may be long, and the caller must not block.
   if (auto unfinished = ExitGuard::begin()) {
-    const auto rank = static_cast<int>(comm_.globalRanks().at(comm_.rank()));
+    const auto rank = static_cast<int>(comm_.self.globalRanks().at(comm_.self.rank()));
     Monitor::get().runDetached(
         [unfinished = std::move(unfinished), rank] { process_recorder::dumpAfterFailure(rank); });
   }
@@ -198,7 +202,7 @@ void DiagnosisClient::awaitDumps(Milliseconds patience) {
   const auto done = std::make_shared<std::promise<void>>();
   const auto until = Clock::now() + patience;
   Monitor::get().runDetached(
-      [store = store_, peers = peers_, rank = comm_.rank(), ranks = comm_.members(), until, done] {
+      [store = store_, peers = peers_, rank = rank(), ranks = comm_.self.members(), until, done] {
         try {
           StoreBoard board(store);
           const auto key = [](int of) { return "dumped/" + std::to_string(of); };
@@ -222,7 +226,7 @@ std::optional<Explanation> DiagnosisClient::ask(const Operation& op, Clock::time
     return Explanation{};
   }
   auto asked = request(op, now);
-  asked.ended = !comm_.inFlight().has(op);
+  asked.ended = !comm_.inFlight.has(op);
   return explanation(diagnosis->ask(asked, now));
 }
 
@@ -238,7 +242,7 @@ Explanation DiagnosisClient::await(
     return {};
   }
   return explanation(diagnosis->await(
-      request(op, Clock::now(), timeout, deadline), [&] { return !comm_.inFlight().has(op); }));
+      request(op, Clock::now(), timeout, deadline), [&] { return !comm_.inFlight.has(op); }));
 }
 
 std::optional<Explanation> DiagnosisClient::awaitOthers() {
@@ -262,8 +266,8 @@ void DiagnosisClient::askForDumps() {
     }
     const auto& comm = client->comm_;
     const auto& known = largest == nullptr ? comm_ : largest->comm_;
-    if (comm.members().size() > known.members().size() && !comm.failureState().get() &&
-        !comm.closed()) {
+    if (comm.self.members().size() > known.self.members().size() && !comm.failure.load() &&
+        !comm.library.closed()) {
       keeps = std::move(group);
       largest = client;
     }
@@ -273,7 +277,7 @@ void DiagnosisClient::askForDumps() {
   }
   if (const auto diagnosis = largest->diagnosis()) {
     diagnosis->askForDumps();
-    largest->comm_.library().ring(1);
+    largest->comm_.library.ring(1);
   }
 }
 
@@ -298,10 +302,10 @@ DiagnosisRequest DiagnosisClient::request(const Operation& op, Clock::time_point
 DiagnosisRequest DiagnosisClient::request(
     const Operation& op, Clock::time_point now, Milliseconds timeout, Clock::time_point deadline) {
   auto request = requestAbout(*this, op, now, timeout, deadline);
-  const bool collectives = comm_.inFlight().inspect([](const auto& ops, const Operation&) {
+  const bool collectives = comm_.inFlight.inspect([](const auto& ops, const Operation&) {
     return std::ranges::all_of(ops, [](const auto& entry) { return entry.op->collective; });
   });
-  const auto& library = comm_.library();
+  const auto& library = comm_.library;
   const bool certain = library.absenceIsCertain();
   if (certain || library.failed()) {
     request.absent = library.missingRanks();
@@ -315,7 +319,7 @@ DiagnosisRequest DiagnosisClient::request(
 HangDiagnosis::Snapshot DiagnosisClient::snapshot(Clock::time_point now) {
   auto snapshot = snapshotOf(*this, now);
   snapshot.answer.relaxedMs = relaxed().count();
-  if (const auto known = comm_.failureState().get()) {
+  if (const auto known = comm_.failure.load()) {
     snapshot.answer.failure = known->message;
   }
   return snapshot;

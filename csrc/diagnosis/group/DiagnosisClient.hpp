@@ -9,9 +9,11 @@
 #include <vector>
 
 #include "base/AtomicShared.hpp"
-#include "comm/Communicator.hpp"
+#include "comm/CommHandle.hpp"
+#include "comm/Identity.hpp"
 #include "comm/Observer.hpp"
 #include "comm/Peer.hpp"
+#include "comm/Relaxations.hpp"
 #include "diagnosis/group/GroupActivity.hpp"
 #include "diagnosis/group/LatenessClient.hpp"
 #include "diagnosis/group/ProcessActivity.hpp"
@@ -23,12 +25,11 @@ namespace torchcomms_pg {
 // Observes a communicator, which owns it. Thread-safe.
 class DiagnosisClient final : public Observer, public GroupActivity {
  public:
-  explicit DiagnosisClient(Communicator& comm);
+  explicit DiagnosisClient(const Observed& comm);
 
-  // Returns the client of `comm`. The process must be observed, see Observation.hpp.
-  static DiagnosisClient& of(const Communicator& comm) {
-    return static_cast<DiagnosisClient&>(comm.observer());
-  }
+  // Returns the client that a communicator's observer is. The process must be observed, see
+  // Observation.hpp.
+  static DiagnosisClient& of(Observer& observer) { return static_cast<DiagnosisClient&>(observer); }
 
   // Sets after which time of an operation the ranks of groups that are opened from now on print a
   // verdict that ends nothing; 0 for none.
@@ -61,20 +62,20 @@ class DiagnosisClient final : public Observer, public GroupActivity {
   void wait(Clock::duration time, bool collective) override { lateness_.wait(time, collective); }
 
   // GroupActivity.
-  int rank() const override { return comm_.rank(); }
-  int size() const override { return comm_.size(); }
-  const Group& group() const override { return comm_.group(); }
-  std::vector<int64_t> globalRanks() const override { return comm_.globalRanks(); }
+  int rank() const override { return comm_.self.rank(); }
+  int size() const override { return comm_.self.size(); }
+  const Group& group() const override { return comm_.self.group(); }
+  std::vector<int64_t> globalRanks() const override { return comm_.self.globalRanks(); }
   uint64_t key() const override { return key_; }
-  const InFlightOps& inFlight() const override { return comm_.inFlight(); }
-  const IssueCounts& issued() const override { return comm_.issued(); }
-  bool queues() const override { return comm_.queues(); }
+  const InFlightOps& inFlight() const override { return comm_.inFlight; }
+  const IssueCounts& issued() const override { return comm_.issued; }
+  bool queues() const override { return comm_.self.queues(); }
   bool meetsRootAlone() const override;
   bool comparesSizes() const override { return true; }
   bool endsUnseen() const override { return false; }
-  Milliseconds relaxed() const override { return comm_.watchdog().relaxed(); }
-  bool closed() const override { return comm_.closed(); }
-  std::string failureMessage() const override { return comm_.failureMessage(); }
+  Milliseconds relaxed() const override { return comm_.relaxations.left(); }
+  bool closed() const override { return comm_.library.closed(); }
+  std::string failureMessage() const override;
   // Does nothing if the group has failed.
   void leave(const std::string& how) noexcept override;
   const LatenessClient& lateness() const override { return lateness_; }
@@ -94,7 +95,7 @@ class DiagnosisClient final : public Observer, public GroupActivity {
   void dump() const;
   std::shared_ptr<HangDiagnosis> diagnosis() const { return diagnosis_.load(); }
 
-  Communicator& comm_;
+  const Observed comm_;
   AtomicShared<HangDiagnosis> diagnosis_;  // null before open()
   AtomicShared<HangDiagnosis> early_;      // finds verdicts that end nothing; null for none
   Milliseconds earlyAfter_{0};             // set before `early_`

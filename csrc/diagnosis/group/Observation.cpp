@@ -17,7 +17,7 @@ constexpr Milliseconds kLastWords{1000};
 
 class Observation final : public ProcessObserver {
  public:
-  std::unique_ptr<Observer> observe(Communicator& comm) override {
+  std::unique_ptr<Observer> observe(const Observed& comm) override {
     return std::make_unique<DiagnosisClient>(comm);
   }
   std::shared_ptr<void> hold(int rank) override { return DumpPipe::hold(rank); }
