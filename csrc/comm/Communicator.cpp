@@ -153,8 +153,8 @@ WorkPtr Communicator::launch(PreparedOp call, WorkPtr work) {
   OpenCall::refuse(*this, name(call.op.kind));
   usable();
   library_.refuseSuspended(group_.name);
-  if (C10_UNLIKELY(hooks_->any())) {
-    return hooks_->launch(call, std::move(work), *this);
+  if (C10_UNLIKELY(hooks()->any())) {
+    return hooks()->launch(call, std::move(work), *this);
   }
   return start(call, std::move(work));
 }
@@ -216,19 +216,6 @@ void Communicator::await(Work& work, Milliseconds timeout, bool onHost) {
   if (work.done() && !work.isSuccess()) {
     failureState_.awaitHooks();
   }
-}
-
-void Communicator::tellEnd(
-    const Operation& op,
-    const WorkPtr& work,
-    const std::exception_ptr& error,
-    Clock::time_point started,
-    Clock::time_point finished) {
-  if (const auto hook = groupHooks_.end()) {
-    // Hides the Work of a synchronous operation, which only measures the duration.
-    (*hook)(op, op.async ? work.get() : nullptr, started, finished);
-  }
-  hooks_->tellEnd(op, work, error, started, finished);
 }
 
 std::string Communicator::failureMessage() const {

@@ -13,6 +13,7 @@
 
 #include "comm/Batches.hpp"
 #include "comm/CommHandle.hpp"
+#include "comm/DeferredOps.hpp"
 #include "comm/Executor.hpp"
 #include "comm/FailureState.hpp"
 #include "comm/GroupHooks.hpp"
@@ -116,13 +117,6 @@ class Communicator final : public Identity, public Monitor::Watched {
   // Waits for the end of `work`, see Work::wait. `onHost`: the calling thread waits, even on an
   // accelerator.
   void await(Work& work, Milliseconds timeout, bool onHost = false);
-  // Calls the hooks for the end of an operation.
-  void tellEnd(
-      const Operation& op,
-      const WorkPtr& work,
-      const std::exception_ptr& error,
-      Clock::time_point started,
-      Clock::time_point finished);
   WorkPtr newWork(const PreparedOp& call);
   // Makes the Work of an operation that has finished.
   WorkPtr finishedWork(
@@ -179,14 +173,13 @@ class Communicator final : public Identity, public Monitor::Watched {
   const CommHandle& library() const { return library_; }
   const Library& api() const { return library_.api(); }
   Executor& executor() const { return *executor_; }
+  DeferredOps& deferred() { return deferred_; }
   InFlightOps& inFlight() { return inFlight_; }
   const InFlightOps& inFlight() const { return inFlight_; }
   FailureState& failureState() { return failureState_; }
   const FailureState& failureState() const { return failureState_; }
   Batches& batches() { return batches_; }
-  // Returns users' hooks on every operation, which close() clears. The object is shared, so that a
-  // hook can be removed after the communicator's end.
-  const std::shared_ptr<Hooks>& hooks() const { return hooks_; }
+  const std::shared_ptr<Hooks>& hooks() const { return groupHooks_.users(); }
   GroupHooks& groupHooks() { return groupHooks_; }
   RecorderSet& recorders() { return recorders_; }
   SignalSlots& signalSlots() { return signalSlots_; }
@@ -216,14 +209,15 @@ class Communicator final : public Identity, public Monitor::Watched {
   Relaxations relaxations_;
   AtomicShared<const Failure> failure_;
   const std::unique_ptr<Observer> observer_;
-  const std::unique_ptr<Executor> executor_;
-  FailureState failureState_{*this, failure_};
-  std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
   GroupHooks groupHooks_;
   RecorderSet recorders_{*this, library_};
+  DeferredOps deferred_{library_};
+  FailureState failureState_{
+      *this, failure_, library_, inFlight_, groupHooks_, recorders_, deferred_, *observer_};
+  Watchdog watchdog_{*this, library_, inFlight_, deferred_, failureState_, *observer_};
+  const std::unique_ptr<Executor> executor_;
   Batches batches_{*this};
   SignalSlots signalSlots_;
-  Watchdog watchdog_{*this};
 };
 
 }  // namespace torchcomms_pg

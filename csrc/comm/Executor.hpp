@@ -41,10 +41,6 @@ class Executor {
   // the wait for messages that no stream orders.
   virtual void drain(Milliseconds messages) = 0;
 
-  // Makes the worker and the library's thread finish deferred operations, for a caller that needs
-  // their end but does not run them itself.
-  virtual void wake() {}
-
   // Returns the devices of a future's outputs, as ivalue::Future takes them; empty for host memory.
   virtual std::vector<c10::Device> outputDevices() const = 0;
 

@@ -8,10 +8,16 @@
 #include <utility>
 
 #include "base/ExitGuard.hpp"
-#include "comm/Communicator.hpp"
+#include "comm/CommHandle.hpp"
+#include "comm/DeferredOps.hpp"
+#include "comm/GroupHooks.hpp"
 #include "comm/HookCall.hpp"
+#include "comm/Identity.hpp"
+#include "comm/InFlightOps.hpp"
 #include "comm/Observer.hpp"
+#include "comm/RecorderSet.hpp"
 #include "host/Interrupt.hpp"
+#include "monitor/Monitor.hpp"
 #include "monitor/Printable.hpp"
 #include "monitor/Printer.hpp"
 
@@ -43,12 +49,12 @@ struct InAbortHook {
 // Prints, besides the verdict, ProcessGroupNCCL's line, for which readers of the logs of jobs on
 // accelerators look. On the CPU the line would only repeat the exception, so it is logged as
 // information, which TORCH_CPP_LOG_LEVEL=INFO shows. Gloo has no such line.
-void printForLogReaders(const Communicator& comm, const std::string& what) {
-  if (comm.group().standsForGloo()) {
+void printForLogReaders(const Identity& self, const std::string& what) {
+  if (self.group().standsForGloo()) {
     return;
   }
-  const auto line = "[Rank " + std::to_string(comm.rank()) + "] " + what;
-  if (comm.device().is_cpu()) {
+  const auto line = "[Rank " + std::to_string(self.rank()) + "] " + what;
+  if (self.device().is_cpu()) {
     LOG(INFO) << line;
   } else {
     printLine(line);
@@ -109,7 +115,7 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
     return none;  // the first failure is kept
   }
   if (cause != Cause::requested) {
-    comm_.inFlight().totals().noteFailure();
+    inFlight_.totals().noteFailure();
   }
   const auto unfinished = ExitGuard::begin();
   if (!unfinished) {  // hooks and dumps need the interpreter, which is ending
@@ -118,10 +124,10 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
     }
     return ours;
   }
-  auto table = comm_.hooks()->table();
-  auto first = comm_.groupHooks().failed();
+  auto table = hooks_.users()->table();
+  auto first = hooks_.failed();
   const bool tells = cause != Cause::requested;
-  const bool dump = tells && comm_.recorders().any();
+  const bool dump = tells && recorders_.any();
   if (first || !table->abort.empty() || tells) {
     // Hooks may need the GIL and take time, and so may their destructors. The thread that found the
     // failure must wait for neither.
@@ -129,7 +135,7 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
     hooksDone_ = done->get_future();
     Monitor::get().runDetached([unfinished,
                                 this,
-                                comm = comm_.self(),
+                                alive = self_.keepAlive(),
                                 first = std::move(first),
                                 table = std::move(table),
                                 end,
@@ -140,10 +146,10 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
       {
         const InAbortHook inside;
         if (tells) {
-          attempt([&] { comm->observer().failed(*ours); });
+          attempt([&] { observer_.failed(*ours); });
         }
         if (dump) {
-          attempt([&] { comm->recorders().dump(comm->observer()); });
+          attempt([&] { recorders_.dump(observer_); });
         }
         if (first) {
           attempt(*first);
@@ -152,7 +158,7 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
           attempt([&, &hook = *hook] { callHook("an abort hook", hook); });
         }
         if (dump && endsProcess()) {
-          attempt([&] { comm->observer().awaitDumps(end ? kDumpPatience : Milliseconds(0)); });
+          attempt([&] { observer_.awaitDumps(end ? kDumpPatience : Milliseconds(0)); });
         }
         if (end) {
           attempt([&] { endProcess(ours->message); });
@@ -181,26 +187,26 @@ void FailureState::awaitHooks() const {
 }
 
 void FailureState::failLibrary(const Failure& failure) {
-  if (ending_.load(std::memory_order_acquire) && comm_.queues()) {
+  if (ending_.load(std::memory_order_acquire) && self_.queues()) {
     return;
   }
-  comm_.executor().wake();
-  comm_.library().fail(failure, comm_.keepAlive());
+  deferred_.wake();
+  library_.fail(failure, self_.keepAlive());
 }
 
 std::string FailureState::rankNames(const std::vector<int>& ranks) const {
-  return comm_.group().rankNames(ranks);
+  return self_.group().rankNames(ranks);
 }
 
 Failure FailureState::describe(
     c10d::ErrorType type, const Operation& op, const std::string& what) const {
   return {
       type,
-      torchcomms_pg::describe(op) + " of group '" + comm_.group().name + "' on rank " +
-          comm_.group().numberOf(comm_.rank()) + ": " + what,
+      torchcomms_pg::describe(op) + " of group '" + self_.group().name + "' on rank " +
+          self_.group().numberOf(self_.rank()) + ": " + what,
       name(op.kind),
       op.seq,
-      comm_.group().name,
+      self_.group().name,
       {},
       {}};
 }
@@ -217,7 +223,7 @@ Failure FailureState::endOf(const Operation& op, Failure failure) const {
 }
 
 std::string FailureState::ofGraphs() const {
-  return comm_.library().captured() && !comm_.api().has(Feature::fail)
+  return library_.captured() && !library_.api().has(Feature::fail)
              ? "; operations of the group are in CUDA graphs, a replay of which may wait for "
                "ever: drop these graphs"
              : "";
@@ -229,11 +235,11 @@ std::exception_ptr FailureState::error(const Operation& op, ncclResult_t result)
     meet(*known);
     return std::make_exception_ptr(CommError(endOf(op, *known)));
   }
-  const auto report = comm_.library().report();
+  const auto report = library_.report();
   std::string why = report.what();
   if (why.empty()) {
-    why = comm_.closed() ? "it had not ended when the group ended"
-                         : comm_.api().getErrorString(result);
+    why = library_.closed() ? "it had not ended when the group ended"
+                            : library_.api().getErrorString(result);
   }
   auto failure = describe(
       result == ncclRemoteError ? c10d::ErrorType::REMOTE_ERROR : c10d::ErrorType::COMM_ERROR,
@@ -241,20 +247,20 @@ std::exception_ptr FailureState::error(const Operation& op, ncclResult_t result)
       why);
   if (result == ncclRemoteError) {
     failure.ranks = report.ranks;
-    failure.message += comm_.observer().leftWords(report.ranks);
+    failure.message += observer_.leftWords(report.ranks);
   }
   if (report.result == ncclSuccess || report.result == ncclInProgress) {
     return std::make_exception_ptr(CommError(std::move(failure)));  // only this call has failed
   }
   failure.message += ofGraphs();
-  if (const auto found = comm_.observer().onFailure(op, result, why)) {
+  if (const auto found = observer_.onFailure(op, result, why)) {
     found->addTo(failure);
   }
   const auto message = printable(failure.message);
   const auto first = set(std::move(failure));
   if (first->message == message) {  // otherwise an earlier failure is kept, and was printed
     printForLogReaders(
-        comm_,
+        self_,
         "Collective " + describeAsNccl(op) + " raised the following async exception: " + message);
   }
   meet(*first);
@@ -265,7 +271,7 @@ std::exception_ptr FailureState::asyncError(const Operation& op) {
   if (get()) {
     return error(op, ncclRemoteError);
   }
-  const auto state = comm_.library().state();
+  const auto state = library_.state();
   return state == ncclSuccess || state == ncclInProgress ? nullptr : error(op, state);
 }
 
@@ -283,38 +289,37 @@ void FailureState::raise(const Failure& failure) const {
 }
 
 Failure FailureState::elsewhere() const {
-  const auto report = comm_.library().report();
+  const auto report = library_.report();
   // Without a failure, libnccl's last error may be from any other call (CommHandle::report).
   const bool failed = report.result != ncclSuccess && report.result != ncclInProgress;
   Failure failure;
   failure.type = c10d::ErrorType::REMOTE_ERROR;
-  failure.group = comm_.group().name;
+  failure.group = self_.group().name;
   failure.ranks = report.ranks;
-  failure.message = "group '" + comm_.group().name + "' has failed while rank " +
-                    comm_.group().numberOf(comm_.rank()) + " was in no operation of it" +
+  failure.message = "group '" + self_.group().name + "' has failed while rank " +
+                    self_.group().numberOf(self_.rank()) + " was in no operation of it" +
                     ofGraphs() + ": " + (failed ? report.what() : "");
   return failure;
 }
 
 void FailureState::timeOut(const Operation& op, Milliseconds timeout, const Explanation& found) {
   // Programs search for Gloo's text.
-  const bool gloo = comm_.group().standsForGloo();
+  const bool gloo = self_.group().standsForGloo();
   auto text = (gloo ? "Timed out waiting " : "timed out after ") + inSeconds(timeout) + ": ";
-  const auto& library = comm_.library();
   auto ranks = found.ranks;
-  if (!library.ready()) {
-    ranks = ranks.empty() ? library.missingRanks() : ranks;
+  if (!library_.ready()) {
+    ranks = ranks.empty() ? library_.missingRanks() : ranks;
     text += ranks.empty() ? std::string("the group was still being set up")
                           : rankNames(ranks) + " did not join the group";
   } else if (!found.summary.empty()) {
     text += found.summary;
-  } else if (!library.api().has(Feature::missingRanks)) {
+  } else if (!library_.api().has(Feature::missingRanks)) {
     text +=
         "it has not finished, nor perhaps what is queued before it; NCCL does not tell which "
         "ranks it waits for";
-  } else if (const auto absent = library.missingRanks(); absent.empty()) {
+  } else if (const auto absent = library_.missingRanks(); absent.empty()) {
     text += "it has not finished, and nobody knows who is late";
-  } else if (library.absenceIsCertain()) {
+  } else if (library_.absenceIsCertain()) {
     ranks = absent;
     text +=
         rankNames(absent) + (op.kind == OpKind::waitSignal ? " sent no signal" : " did not arrive");
@@ -331,12 +336,12 @@ void FailureState::timeOut(const Operation& op, Milliseconds timeout, const Expl
   if (first->message == message) {
     const auto ran = std::chrono::duration_cast<Milliseconds>(Clock::now() - op.issued);
     printForLogReaders(
-        comm_,
+        self_,
         "Watchdog caught collective operation timeout: " + describeAsNccl(op) + " ran for " +
             std::to_string(ran.count()) + " milliseconds before timing out.");
   }
   auto told = *first;
-  told.message = "rank " + comm_.group().numberOf(comm_.rank()) + " gave up: " + told.message;
+  told.message = "rank " + self_.group().numberOf(self_.rank()) + " gave up: " + told.message;
   failLibrary(told);
 }
 
@@ -352,7 +357,7 @@ void FailureState::lose(
   const auto first = set(std::move(failure));
   if (first->message == message) {
     printForLogReaders(
-        comm_,
+        self_,
         "Collective " + describeAsNccl(op) + " raised the following async exception: " + message);
   }
   failLibrary(*first);
@@ -361,12 +366,12 @@ void FailureState::lose(
 void FailureState::failBy(const std::string& why) {
   const auto ours =
       set({c10d::ErrorType::COMM_ERROR,
-           "group '" + comm_.group().name + "' was aborted on rank " +
-               comm_.group().numberOf(comm_.rank()) + " by " + why + ofGraphs(),
+           "group '" + self_.group().name + "' was aborted on rank " +
+               self_.group().numberOf(self_.rank()) + " by " + why + ofGraphs(),
            "",
            0,
-           comm_.group().name,
-           {comm_.rank()},
+           self_.group().name,
+           {self_.rank()},
            {}},
           Cause::requested);
   failLibrary(*ours);
@@ -379,7 +384,7 @@ void FailureState::abort(const std::string& why) {
 
 void FailureState::abortInFlight(const char* why) noexcept {
   try {
-    if (!comm_.inFlight().empty()) {
+    if (!inFlight_.empty()) {
       failBy(why);
     }
   } catch (...) {
@@ -388,17 +393,17 @@ void FailureState::abortInFlight(const char* why) noexcept {
 }
 
 void FailureState::shrink() {
-  if (comm_.inFlight().empty()) {
+  if (inFlight_.empty()) {
     return;
   }
   // NCCL ends the operations' kernels without reporting an error.
   set({c10d::ErrorType::COMM_ERROR,
-       "group '" + comm_.group().name + "' was shrunk on rank " +
-           comm_.group().numberOf(comm_.rank()) + ", which ended its operations",
+       "group '" + self_.group().name + "' was shrunk on rank " +
+           self_.group().numberOf(self_.rank()) + ", which ended its operations",
        "",
        0,
-       comm_.group().name,
-       {comm_.rank()},
+       self_.group().name,
+       {self_.rank()},
        {}},
       Cause::requested);
 }

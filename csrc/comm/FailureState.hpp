@@ -18,7 +18,13 @@
 
 namespace torchcomms_pg {
 
-class Communicator;
+class CommHandle;
+class DeferredOps;
+class GroupHooks;
+class Identity;
+class InFlightOps;
+class Observer;
+class RecorderSet;
 struct Explanation;
 
 // Interval at which a waiting thread runs the pending handlers of signals.
@@ -36,8 +42,23 @@ class FailureState {
   static constexpr const char* kInterrupt = "an interrupt, such as Ctrl-C";
 
   // `failure`: where to keep the failure, see get().
-  FailureState(Communicator& comm, AtomicShared<const Failure>& failure)
-      : comm_(comm), failure_(failure) {}
+  FailureState(
+      const Identity& self,
+      AtomicShared<const Failure>& failure,
+      CommHandle& library,
+      InFlightOps& inFlight,
+      GroupHooks& hooks,
+      RecorderSet& recorders,
+      DeferredOps& deferred,
+      Observer& observer)
+      : self_(self),
+        failure_(failure),
+        library_(library),
+        inFlight_(inFlight),
+        hooks_(hooks),
+        recorders_(recorders),
+        deferred_(deferred),
+        observer_(observer) {}
 
   // Returns the failure, or null before the first.
   std::shared_ptr<const Failure> get() const { return failure_.load(); }
@@ -117,8 +138,14 @@ class FailureState {
   // if no graph holds any, or if the library ends operations in replays, too.
   std::string ofGraphs() const;
 
-  Communicator& comm_;
+  const Identity& self_;
   AtomicShared<const Failure>& failure_;
+  CommHandle& library_;
+  InFlightOps& inFlight_;
+  GroupHooks& hooks_;
+  RecorderSet& recorders_;
+  DeferredOps& deferred_;
+  Observer& observer_;
   std::atomic<bool> endsProcess_{false};
   std::atomic<bool> ending_{false};  // a thread will end the process when hooks have run
   mutable std::atomic<bool> told_{false};

@@ -1,18 +1,20 @@
-// Hooks of a communicator's c10d group. Users' hooks are in Hooks.
+// All hooks of a communicator: users', and those of its c10d group.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <utility>
 
 #include "base/AtomicShared.hpp"
+#include "comm/Hooks.hpp"
+#include "comm/Work.hpp"
 #include "operation/Operation.hpp"
 
 namespace torchcomms_pg {
 
-class Work;
-
-// Holds one hook of each kind; a new hook replaces the old one. Thread-safe.
+// Holds users' hooks, and for the c10d group one hook of each kind; a new one replaces the old one.
+// Thread-safe.
 class GroupHooks {
  public:
   // Hook that is called when an operation has finished, in any thread. `work` is null for a
@@ -29,12 +31,28 @@ class GroupHooks {
   std::shared_ptr<const End> end() const { return end_.load(); }
   std::shared_ptr<const Failed> failed() const { return failed_.load(); }
 
+  // Returns users' hooks on every operation, which the communicator's end clears. The object is
+  // shared, so that a hook can be removed after that end.
+  const std::shared_ptr<Hooks>& users() const { return users_; }
+  // Takes over the users' hooks of `former`. A caller's handle then removes a hook from the object
+  // that the hook was added to.
+  void inherit(const GroupHooks& former) { users_ = former.users_; }
+
+  // Calls the hooks for the end of an operation.
+  void tellEnd(
+      const Operation& op,
+      const WorkPtr& work,
+      const std::exception_ptr& error,
+      Clock::time_point started,
+      Clock::time_point finished);
+
  private:
   template <class Hook>
   static std::shared_ptr<const Hook> shared(Hook hook) {
     return hook ? std::make_shared<const Hook>(std::move(hook)) : nullptr;
   }
 
+  std::shared_ptr<Hooks> users_ = std::make_shared<Hooks>();
   AtomicShared<const End> end_;
   AtomicShared<const Failed> failed_;
 };

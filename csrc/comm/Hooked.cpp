@@ -135,6 +135,19 @@ void Hooks::tellEnd(
   }
 }
 
+void GroupHooks::tellEnd(
+    const Operation& op,
+    const WorkPtr& work,
+    const std::exception_ptr& error,
+    Clock::time_point started,
+    Clock::time_point finished) {
+  if (const auto hook = this->end()) {
+    // Hides the Work of a synchronous operation, which only measures the duration.
+    (*hook)(op, op.async ? work.get() : nullptr, started, finished);
+  }
+  users_->tellEnd(op, work, error, started, finished);
+}
+
 void Hooks::run(const std::shared_ptr<PreHookArgs>& before, const std::function<void()>& body) {
   const auto table = this->table();
   auto after = std::make_shared<PostHookArgs>();

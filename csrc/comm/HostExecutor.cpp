@@ -25,7 +25,7 @@ constexpr Milliseconds kMovingSlack{200};
 }  // namespace
 
 HostExecutor::HostExecutor(Communicator& comm)
-    : comm_(comm), worker_("tcpg_worker"), callbacks_("tcpg_callbacks") {}
+    : comm_(comm), deferred_(comm.deferred()), worker_(deferred_.worker()) {}
 
 void HostExecutor::prepare(Operation& op) {
   if (op.ordered && op.async) {
@@ -37,7 +37,7 @@ void HostExecutor::run(PreparedOp& call, const WorkPtr& work) {
   if (call.op.async) {
     return call.op.ordered ? runOnWorker(call, work) : runMessages(call, work);
   }
-  wake();  // has the worker finish deferred collectives, for which this one waits
+  deferred_.wake();  // has the worker finish deferred collectives, for which this one waits
   const auto entry = comm_.inFlight().add(call.op);
   std::exception_ptr error;
   try {
@@ -73,7 +73,7 @@ void HostExecutor::run(PreparedOp& call, const WorkPtr& work) {
     work->finish(error);
     work->completeFutures();
   }
-  comm_.tellEnd(call.op, work, error, call.op.issued, ended);
+  comm_.groupHooks().tellEnd(call.op, work, error, call.op.issued, ended);
   comm_.inFlight().remove(entry);  // before the wait for abort hooks, which may end the group
   if (error) {
     comm_.failureState().awaitHooks();
@@ -171,7 +171,7 @@ void HostExecutor::finish(
     recording->end(!error, held->elapsed(), held->source());
   }
   held->finish(error);
-  comm_.tellEnd(held->operation(), held, error, held->started(), held->finished());
+  comm_.groupHooks().tellEnd(held->operation(), held, error, held->started(), held->finished());
   // A future's callbacks may wait for later operations.
   if (!held->hasFuture()) {
     inFlight.remove(entry);
@@ -282,7 +282,7 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
     const bool deferred = api.has(Feature::deferral) && mayBeDeferred(work->operation());
     const auto noted = c10::make_scope_exit([&] {
       if (deferred) {
-        messagesDeferred_.store(true, std::memory_order_relaxed);
+        deferred_.noteMessage();
       }
     });
     for (auto& part : calls) {
@@ -336,12 +336,12 @@ void HostExecutor::await(Work& work, Milliseconds timeout, bool /*onHost*/) {
     // operation that this thread issues later.
     const auto done = [&work] { return work.done(); };
     if (work.operation().ordered) {
-      serveMessages();
+      deferred_.serveMessages();
       worker_.runQueued(done);
     } else if (comm_.api().has(Feature::deferral)) {
       comm_.api().moveMessages(comm_.library().get(), done);
     } else {
-      wake();
+      deferred_.wake();
     }
     awaitUninterrupted(work, std::nullopt);
     return;
@@ -353,7 +353,7 @@ void HostExecutor::await(Work& work, Milliseconds timeout, bool /*onHost*/) {
         comm_.library().get(), [&] { return work.done() || Clock::now() >= until; });
   }
   if (!work.done()) {
-    wake();
+    deferred_.wake();
   }
   if (!awaitUninterrupted(work, deadline)) {
     while (const auto more = comm_.watchdog().judge(work.operation(), timeout, deadline)) {
@@ -369,25 +369,12 @@ void HostExecutor::await(Work& work, Milliseconds timeout, bool /*onHost*/) {
   }
 }
 
-void HostExecutor::wake() {
-  worker_.wake();
-  serveMessages();
-}
-
-// Makes the library's thread move deferred messages.
-void HostExecutor::serveMessages() {
-  if (messagesDeferred_.load(std::memory_order_relaxed) &&
-      messagesDeferred_.exchange(false, std::memory_order_relaxed)) {
-    comm_.api().serveMessages(comm_.library().get());
-  }
-}
-
 void HostExecutor::awaitInStream(Work& work) {
   work.synchronize();
 }
 
 void HostExecutor::drain(Milliseconds messages) {
-  wake();
+  deferred_.wake();
   const auto start = Clock::now();
   std::exception_ptr raised;
   const auto patience = [&] {

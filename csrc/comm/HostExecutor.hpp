@@ -2,11 +2,11 @@
 // asynchronous operations that a stream orders.
 #pragma once
 
-#include <atomic>
 #include <exception>
 #include <functional>
 #include <optional>
 
+#include "comm/DeferredOps.hpp"
 #include "comm/Executor.hpp"
 #include "comm/InFlightOps.hpp"
 #include "device/WorkerStream.hpp"
@@ -22,14 +22,12 @@ class HostExecutor final : public Executor {
   void await(Work& work, Milliseconds timeout, bool onHost) override;
   void awaitInStream(Work& work) override;
   void drain(Milliseconds messages) override;
-  void wake() override;
   std::vector<c10::Device> outputDevices() const override { return {}; }
 
  private:
   void runOnWorker(PreparedOp& call, const WorkPtr& work);
   void runMessages(PreparedOp& call, const WorkPtr& work);
   bool mayBeDeferred(const Operation& op) const;
-  void serveMessages();
   bool awaitUninterrupted(Work& work, std::optional<Clock::time_point> deadline);
   // Ends an asynchronous operation.
   void finish(const WorkPtr& work, InFlightOps::Entry entry, const std::exception_ptr& error);
@@ -37,10 +35,9 @@ class HostExecutor final : public Executor {
   void runInCallbackThread(std::function<void()> body);
 
   Communicator& comm_;
-  WorkerStream worker_;
-  WorkerStream callbacks_;
-  // Whether a message was deferred since the last serveMessages().
-  std::atomic<bool> messagesDeferred_{false};
+  DeferredOps& deferred_;
+  WorkerStream& worker_;
+  WorkerStream callbacks_{"tcpg_callbacks"};
 };
 
 }  // namespace torchcomms_pg

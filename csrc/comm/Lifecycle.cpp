@@ -210,12 +210,12 @@ std::shared_ptr<Communicator> Communicator::shrink(
     } catch (...) {
       error = std::current_exception();
     }
-    hooks_->tellEnd(call.op, nullptr, error, call.op.issued, Clock::now());
+    hooks()->tellEnd(call.op, nullptr, error, call.op.issued, Clock::now());
     if (error) {
       std::rethrow_exception(error);
     }
   };
-  if (hooks_->any()) {
+  if (hooks()->any()) {
     for (int rank = 0; rank < size_; ++rank) {
       if (!std::binary_search(gone.begin(), gone.end(), rank)) {
         call.ranks.push_back(rank);
@@ -223,8 +223,8 @@ std::shared_ptr<Communicator> Communicator::shrink(
     }
     call.newName = group.name;
     const auto id = Hooks::nextOpId();
-    call.op.hooked = std::make_shared<HookedOperation>(OpName::shrink, id, hooks_->table());
-    hooks_->run(Hooks::argsOf(call, id), shrinkNow);
+    call.op.hooked = std::make_shared<HookedOperation>(OpName::shrink, id, hooks()->table());
+    hooks()->run(Hooks::argsOf(call, id), shrinkNow);
   } else {
     shrinkNow();
   }
@@ -268,12 +268,12 @@ void Communicator::close() {
       throw;
     }
   };
-  if (hooks_->any()) {
+  if (hooks()->any()) {
     auto before = std::make_shared<PreHookArgs>();
     before->name = OpName::finalize;
     before->opId = Hooks::nextOpId();
     try {
-      hooks_->run(before, endNow);
+      hooks()->run(before, endNow);
     } catch (const std::exception& error) {
       if (!mismatch) {
         TORCH_WARN(
@@ -287,9 +287,9 @@ void Communicator::close() {
   }
   // Clears the hooks, since a hook may keep the communicator alive.
   if (auto* const call = OpenCall::around(*this)) {
-    call->afterwards([hooks = hooks_] { hooks->clear(); });
+    call->afterwards([hooks = hooks()] { hooks->clear(); });
   } else {
-    hooks_->clear();
+    hooks()->clear();
   }
   if (mismatch) {
     std::rethrow_exception(mismatch);
@@ -318,7 +318,7 @@ void Communicator::end() {
   }
   // Frees everything. Operations are still in flight only if the wait was interrupted or gave up.
   observer_->close();
-  hooks_->drain();
+  hooks()->drain();
   failureState_.awaitHooks();
   const auto failed = failureState_.get();
   const auto state = failed ? library_.state() : ncclSuccess;
@@ -343,8 +343,7 @@ void Communicator::end() {
 }
 
 void Communicator::inheritFrom(const Communicator& former) {
-  // Shares the object: a caller's handle removes a hook from the object that the hook was added to.
-  hooks_ = former.hooks_;
+  groupHooks_.inherit(former.groupHooks_);
   failureState_.setEndsProcess(former.failureState_.endsProcess());
   executor_->setBlockingWait(former.executor_->blockingWait());
   recorders_.inherit(former.recorders_);

@@ -223,7 +223,7 @@ void StreamExecutor::land(Flight& flight, const std::exception_ptr& error, bool 
   }
   const auto started = flight.started();
   const auto finished = elapsed == Clock::duration{} ? Clock::now() : started + elapsed;
-  comm_.tellEnd(op, work, error, started, finished);
+  comm_.groupHooks().tellEnd(op, work, error, started, finished);
   if (work && work->hasFuture()) {
     device_.handOver();  // callbacks may wait for later operations
     work->completeFutures();

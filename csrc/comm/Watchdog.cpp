@@ -6,8 +6,12 @@
 #include <utility>
 
 #include "base/ExitGuard.hpp"
-#include "comm/Communicator.hpp"
+#include "comm/CommHandle.hpp"
+#include "comm/DeferredOps.hpp"
+#include "comm/FailureState.hpp"
 #include "comm/Flight.hpp"
+#include "comm/Identity.hpp"
+#include "comm/InFlightOps.hpp"
 #include "monitor/Monitor.hpp"
 #include "monitor/Printer.hpp"
 
@@ -33,12 +37,12 @@ void Watchdog::open(
     const c10::intrusive_ptr<c10d::Store>& store,
     const std::string& prefix,
     std::vector<Peer> peers) {
-  if (comm_.size() == 1 || store == nullptr) {
+  if (self_.size() == 1 || store == nullptr) {
     return;
   }
   store_ = c10::make_intrusive<c10d::PrefixStore>(prefix + "diagnosis", store);
   peers_ = std::move(peers);
-  comm_.observer().open(store, prefix, peers_);
+  observer_.open(store, prefix, peers_);
 }
 
 void Watchdog::openLike(
@@ -62,7 +66,7 @@ void Watchdog::openShrunk(Watchdog& parent, const std::vector<int>& gone) {
     number = ++parent.shrunk_[gone];
   }
   std::vector<int> left;
-  for (int rank = 0; rank < parent.comm_.size(); ++rank) {
+  for (int rank = 0; rank < parent.self_.size(); ++rank) {
     if (!std::binary_search(gone.begin(), gone.end(), rank)) {
       left.push_back(rank);
     }
@@ -75,8 +79,8 @@ void Watchdog::check(Clock::time_point now) noexcept {
     std::optional<Operation> overdue;
     std::optional<Operation> first;
     bool left = false;
-    const bool queued = comm_.queues();
-    const bool idle = comm_.inFlight().inspect([&](const auto& ops, const Operation&) {
+    const bool queued = self_.queues();
+    const bool idle = inFlight_.inspect([&](const auto& ops, const Operation&) {
       monitorThread.check();
       if (queued && !ops.empty()) {
         first.emplace().noteFrom(*ops.front().op);
@@ -93,17 +97,16 @@ void Watchdog::check(Clock::time_point now) noexcept {
       return ops.empty();
     });
     if (left) {
-      comm_.executor().wake();
+      deferred_.wake();
     }
-    comm_.observer().check(now);
-    if (comm_.failureState().get()) {
+    observer_.check(now);
+    if (failureState_.get()) {
       return;
     }
     if (first && noticeDeath(now)) {
       return;
     }
-    auto& library = comm_.library();
-    if (first && library.ready() && library.failed()) {
+    if (first && library_.ready() && library_.failed()) {
       explainFailure(*first);
       return;
     }
@@ -111,8 +114,8 @@ void Watchdog::check(Clock::time_point now) noexcept {
     // A late rank learns of the failure at this point, once it has certainly nothing in flight: an
     // operation in flight sees the failure at the same time, and reports more.
     idleTicks_ = idle ? idleTicks_ + 1 : 0;
-    if (idleTicks_ > kIdleTicks && !comm_.closed()) {
-      if (library.failed()) {
+    if (idleTicks_ > kIdleTicks && !library_.closed()) {
+      if (library_.failed()) {
         learnOfFailure();
       } else {
         learnOfVerdict();
@@ -126,9 +129,9 @@ void Watchdog::check(Clock::time_point now) noexcept {
 void Watchdog::watchOver() {
   auto watched = std::make_shared<Watched>();
   const auto self = Peer::self();
-  for (const int rank : comm_.members()) {
+  for (const int rank : self_.members()) {
     const bool known = static_cast<size_t>(rank) < peers_.size() && peers_[rank].pid != 0;
-    if (known && rank != comm_.rank() && peers_[rank].sameHost(self) &&
+    if (known && rank != self_.rank() && peers_[rank].sameHost(self) &&
         peers_[rank].pid != self.pid) {
       watched->emplace_back(rank, peers_[rank]);
     }
@@ -154,7 +157,7 @@ bool Watchdog::noticeDeath(Clock::time_point now) {
   // that the first one's death caused: which died first is not known.
   Operation stuck;
   std::vector<int> ranks;
-  comm_.inFlight().inspect([&](const auto& ops, const Operation&) {
+  inFlight_.inspect([&](const auto& ops, const Operation&) {
     monitorThread.check();
     for (const auto& entry : ops) {
       if (entry.flight && entry.flight->asked()) {
@@ -163,7 +166,7 @@ bool Watchdog::noticeDeath(Clock::time_point now) {
       auto first = Clock::time_point::max();
       for (const auto& [rank, since] : dead_) {
         if (since <= first && now - std::max(since, entry.op->issued) >= kDeathPatience &&
-            needsAlive(*entry.op, comm_.rank(), rank)) {
+            needsAlive(*entry.op, self_.rank(), rank)) {
           if (since < first) {
             ranks.clear();
           }
@@ -187,7 +190,7 @@ bool Watchdog::noticeDeath(Clock::time_point now) {
     }
   }
   apart([this, op = stuck, ranks = std::move(ranks), pids = std::move(pids)] {
-    comm_.failureState().lose(op, ranks, pids);
+    failureState_.lose(op, ranks, pids);
   });
   return true;
 }
@@ -201,7 +204,7 @@ void Watchdog::checkDeadline(const std::optional<Operation>& overdue, Clock::tim
   if (!overdue_) {
     overdue_ = overdue;
   }
-  const auto found = comm_.observer().ask(*overdue_, now);
+  const auto found = observer_.ask(*overdue_, now);
   if (!found) {
     return;  // a later round of the monitor finds it
   }
@@ -210,52 +213,51 @@ void Watchdog::checkDeadline(const std::optional<Operation>& overdue, Clock::tim
     deadlines_.extend(found->extension, now);
     printExtension(op, op.timeout, found->verdict);
   } else {
-    comm_.failureState().timeOut(op, op.timeout, *found);
+    failureState_.timeOut(op, op.timeout, *found);
   }
 }
 
 void Watchdog::printExtension(const Operation& op, Milliseconds timeout, const std::string& why) {
   if (extended_.exchange(op.seq) != op.seq) {
     printLine(
-        "torchcomms_pg: " + describe(op) + " of group '" + comm_.group().name + "' on rank " +
-        comm_.group().numberOf(comm_.rank()) + " waits on after " + inSeconds(timeout) + ": " +
+        "torchcomms_pg: " + describe(op) + " of group '" + self_.group().name + "' on rank " +
+        self_.group().numberOf(self_.rank()) + " waits on after " + inSeconds(timeout) + ": " +
         why);
   }
 }
 
 void Watchdog::explainFailure(const Operation& op) {
   apart([this, op] {
-    comm_.failureState().asyncError(op);
-    if (const auto failure = comm_.failureState().get()) {
-      comm_.failureState().failLibrary(
-          *failure);  // queued operations must not wait for a dead peer
+    failureState_.asyncError(op);
+    if (const auto failure = failureState_.get()) {
+      failureState_.failLibrary(*failure);  // queued operations must not wait for a dead peer
     }
   });
 }
 
 void Watchdog::learnOfFailure() {
   apart([this] {
-    auto failure = comm_.failureState().elsewhere();
-    failure.message += comm_.observer().leftWords(failure.ranks);
-    if (const auto found = comm_.observer().awaitOthers()) {
+    auto failure = failureState_.elsewhere();
+    failure.message += observer_.leftWords(failure.ranks);
+    if (const auto found = observer_.awaitOthers()) {
       found->addTo(failure);
     }
-    comm_.failureState().set(std::move(failure), FailureState::Cause::elsewhere);
+    failureState_.set(std::move(failure), FailureState::Cause::elsewhere);
   });
 }
 
 void Watchdog::learnOfVerdict() {
-  const auto found = comm_.observer().final();
-  const bool tells = comm_.api().has(Feature::ring) && !comm_.api().has(Feature::probe);
+  const auto found = observer_.final();
+  const bool tells = library_.api().has(Feature::ring) && !library_.api().has(Feature::probe);
   if (!found || tells) {  // such a library reports it in more detail
     return;
   }
   apart([this, found = *found] {
-    auto failure = comm_.failureState().elsewhere();
+    auto failure = failureState_.elsewhere();
     failure.message += "an operation has timed out, or was not the same, on other ranks";
     found.addTo(failure);
     // Does not fail the library: the ranks that have asked do so, with their own text.
-    comm_.failureState().set(std::move(failure), FailureState::Cause::elsewhere);
+    failureState_.set(std::move(failure), FailureState::Cause::elsewhere);
   });
 }
 
@@ -266,7 +268,7 @@ void Watchdog::apart(std::function<void()> body) {
   }
   try {
     Monitor::get().runDetached(
-        [unfinished = ExitGuard(), self = comm_.keepAlive(), this, body = std::move(body)] {
+        [unfinished = ExitGuard(), self = self_.keepAlive(), this, body = std::move(body)] {
           try {
             body();
           } catch (...) {
@@ -282,12 +284,12 @@ void Watchdog::apart(std::function<void()> body) {
 
 std::optional<Milliseconds> Watchdog::judge(
     const Operation& op, Milliseconds timeout, Clock::time_point deadline) {
-  const auto found = comm_.observer().await(op, timeout, deadline);
+  const auto found = observer_.await(op, timeout, deadline);
   if (found.extension.count() > 0) {
     printExtension(op, timeout, found.verdict);
     return found.extension;
   }
-  comm_.failureState().timeOut(op, timeout, found);
+  failureState_.timeOut(op, timeout, found);
   return std::nullopt;
 }
 

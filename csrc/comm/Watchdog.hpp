@@ -21,12 +21,28 @@
 
 namespace torchcomms_pg {
 
-class Communicator;
+class CommHandle;
+class DeferredOps;
+class FailureState;
+class Identity;
+class InFlightOps;
 
 // Makes the communicator's observer explain what it finds. Thread-safe.
 class Watchdog {
  public:
-  explicit Watchdog(Communicator& comm) : comm_(comm) {}
+  Watchdog(
+      const Identity& self,
+      const CommHandle& library,
+      const InFlightOps& inFlight,
+      DeferredOps& deferred,
+      FailureState& failureState,
+      Observer& observer)
+      : self_(self),
+        library_(library),
+        inFlight_(inFlight),
+        deferred_(deferred),
+        failureState_(failureState),
+        observer_(observer) {}
 
   // `store`, `prefix`: see Observer::open(). `peers`: the ranks' processes. Without a store, and in
   // a group of one rank, nothing is observed.
@@ -74,7 +90,12 @@ class Watchdog {
   void printExtension(const Operation& op, Milliseconds timeout, const std::string& why);
   void apart(std::function<void()> body);
 
-  Communicator& comm_;
+  const Identity& self_;
+  const CommHandle& library_;
+  const InFlightOps& inFlight_;
+  DeferredOps& deferred_;
+  FailureState& failureState_;
+  Observer& observer_;
   c10::intrusive_ptr<c10d::Store> store_;  // this communicator's part; null if it has none
   std::vector<Peer> peers_;
   Mutex shrunkMutex_;

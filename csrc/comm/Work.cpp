@@ -64,7 +64,7 @@ bool Work::isCompleted() {
   if (done()) {
     return true;
   }
-  comm_->executor().wake();
+  comm_->deferred().wake();
   const auto flight = this->flight();
   return flight && flight->reached();
 }
@@ -135,7 +135,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
           c10::ListType::create(c10::TensorType::get()), comm_->executor().outputDevices());
     }
   }
-  comm_->executor().wake();
+  comm_->deferred().wake();
   completeFutures();
   return future_;
 }
@@ -151,7 +151,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
       flight_->attach(c10::intrusive_ptr<Work>::unsafe_reclaim_from_nonowning(this), true);
     }
   }
-  comm_->executor().wake();
+  comm_->deferred().wake();
   completeFutures();
   return futureResult_;
 }
