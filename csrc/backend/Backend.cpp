@@ -443,7 +443,7 @@ bool Backend::isInitialized() {
   const auto all = communicators();
   return !all.empty() && std::all_of(all.begin(), all.end(), [](const CommPtr& comm) {
     try {
-      return comm->initialized();
+      return comm->joining().initialized();
     } catch (const std::exception&) {
       return false;
     }
@@ -475,7 +475,7 @@ int64_t Backend::commPtr() {
       options_->group_name,
       "' has no communicator of the current accelerator yet; run one operation of the group on a "
       "tensor of the device, or pass device_id to init_process_group");
-  return reinterpret_cast<int64_t>(comm->handle());
+  return reinterpret_cast<int64_t>(comm->joining().handle());
 }
 
 uint64_t Backend::nextUid() {

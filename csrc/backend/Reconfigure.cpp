@@ -151,7 +151,7 @@ Backend::WorkPtr Backend::reconfigure(const latest::ReconfigureOptions& opts) {
         {store_, rank, size, std::move(group), rendezvous, timeout}, options_->connectGloo);
     fresh->setTimeout(options_->timeout);
     const auto left = std::chrono::duration_cast<Milliseconds>(deadline - Clock::now());
-    fresh->awaitRanks(std::max(left, Milliseconds(1)));
+    fresh->joining().awaitRanks(std::max(left, Milliseconds(1)));
   } catch (const CommError& error) {
     if (error.failure().type != c10d::ErrorType::TIMEOUT) {
       throw;

@@ -71,7 +71,9 @@ void bindLife(py::class_<Comm>& comm) {
           py::arg("named"),
           NoGil())
       .def(
-          "comm_ptr", [](Comm& self) { return reinterpret_cast<int64_t>(self->handle()); }, NoGil())
+          "comm_ptr",
+          [](Comm& self) { return reinterpret_cast<int64_t>(self->joining().handle()); },
+          NoGil())
       .def(
           "enter_batch", [](Comm& self) { return self->batches().enter(); }, NoGil())
       .def(

@@ -3,17 +3,16 @@
 #include <c10/util/ScopeExit.h>
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
+#include "comm/HostExecutor.hpp"
 #include "comm/OpenCall.hpp"
 #include "comm/ParamComms.hpp"
+#include "comm/StreamExecutor.hpp"
 
 namespace torchcomms_pg {
 
 namespace {
-
-constexpr std::chrono::microseconds kJoinPoll{200};
 
 // Returns the backend's name for users, which is "torchcomms" without a process group.
 std::string backendName(const Group& group) {
@@ -40,8 +39,24 @@ Communicator::Communicator(
       observer_(
           ProcessObserver::get().observe(
               {*this, library_, inFlight_, issued_, relaxations_, failure_})),
-      executor_(makeExecutor(*this, place_.device, place_.highPriority)),
+      executor_(makeExecutor()),
       signalSlots_(api.signals()) {}
+
+std::unique_ptr<Executor> Communicator::makeExecutor() {
+  if (queues()) {
+    return std::make_unique<StreamExecutor>(
+        *this,
+        place_.highPriority,
+        library_,
+        joining_,
+        inFlight_,
+        groupHooks_,
+        failureState_,
+        watchdog_);
+  }
+  return std::make_unique<HostExecutor>(
+      library_, joining_, inFlight_, groupHooks_, deferred_, failureState_, watchdog_, *observer_);
+}
 
 Communicator::~Communicator() {
   if (!ofThisProcess()) {
@@ -55,69 +70,6 @@ Communicator::~Communicator() {
 
 void Communicator::setDescription(std::string description) {
   recorders_.describe(group_, std::move(description));
-}
-
-ncclComm_t Communicator::usable() const {
-  library_.process().check(group_.name);
-  if (const auto failure = failureState_.get()) {
-    failureState_.raise(*failure);
-  }
-  auto* const comm = library_.get();
-  TORCH_CHECK(
-      (comm != nullptr || !library_.ready()) && !closed(),
-      "group '",
-      group_.name,
-      "' has been shut down; create a new one");
-  return comm;
-}
-
-Operation Communicator::initialization() {
-  Operation op;
-  op.kind = OpKind::initialization;
-  return op;
-}
-
-bool Communicator::initialized(const Operation& op) {
-  if (C10_LIKELY(library_.ready())) {
-    return true;
-  }
-  usable();  // raises a failure that the monitor has found, such as a missed deadline
-  const auto result = library_.join();
-  if (result != ncclSuccess && result != ncclInProgress) {
-    std::rethrow_exception(failureState_.error(op, result));
-  }
-  return result == ncclSuccess;
-}
-
-void Communicator::awaitInitialization(const Operation& op) {
-  if (initialized(op)) {
-    return;
-  }
-  const OpenCall open(*this, &op);
-  for (auto next = Clock::now() + kInterruptInterval; !initialized(op);) {
-    std::this_thread::sleep_for(kJoinPoll);
-    if (Clock::now() >= next) {
-      next = Clock::now() + kInterruptInterval;
-      if (const auto raised = failureState_.interruption()) {
-        std::rethrow_exception(raised);
-      }
-    }
-  }
-}
-
-void Communicator::awaitRanks(Milliseconds timeout) {
-  // Adds an operation in flight, so that the monitor watches its deadline.
-  auto op = initialization();
-  op.issued = Clock::now();
-  op.timeout = timeout;
-  const auto entry = inFlight_.add(op);
-  const auto removal = c10::make_scope_exit([&] { inFlight_.remove(entry); });
-  awaitInitialization(op);
-}
-
-ncclComm_t Communicator::handle() {
-  awaitInitialization();
-  return usable();
 }
 
 PreparedOp Communicator::prepare(OpKind kind, const Options& options) const {
@@ -151,7 +103,7 @@ WorkPtr Communicator::finishedWork(
 
 WorkPtr Communicator::launch(PreparedOp call, WorkPtr work) {
   OpenCall::refuse(*this, name(call.op.kind));
-  usable();
+  joining_.usable();
   library_.refuseSuspended(group_.name);
   if (C10_UNLIKELY(hooks()->any())) {
     return hooks()->launch(call, std::move(work), *this);

@@ -21,6 +21,7 @@
 #include "comm/Identity.hpp"
 #include "comm/InFlightOps.hpp"
 #include "comm/IssueCounts.hpp"
+#include "comm/Joining.hpp"
 #include "comm/Observer.hpp"
 #include "comm/RecorderSet.hpp"
 #include "comm/Relaxations.hpp"
@@ -84,20 +85,6 @@ class Communicator final : public Identity, public Monitor::Watched {
   }
   Milliseconds timeout() const { return Milliseconds(timeoutMs_.load(std::memory_order_relaxed)); }
 
-  // Joining.
-  //
-  // Returns whether every rank has joined. If some rank has not, and joining or the communicator
-  // has failed, raises that failure. `op`: the operation that needs the ranks.
-  bool initialized(const Operation& op = initialization());
-  // Waits until every rank has joined. Raises the errors of initialized(), and the exception of a
-  // signal's handler.
-  void awaitInitialization(const Operation& op = initialization());
-  // Does the same for at most `timeout`, which the monitor watches like an operation's timeout.
-  // Raises CommError if some rank has not joined by then.
-  void awaitRanks(Milliseconds timeout);
-  // Waits until every rank has joined. Returns the library's communicator, which this object owns.
-  ncclComm_t handle();
-
   // Issue, in the order of an operation's life.
   PreparedOp prepare(OpKind kind, const Options& options) const;
   // Launches the operation, or adds it to the batch of the calling thread.
@@ -121,8 +108,6 @@ class Communicator final : public Identity, public Monitor::Watched {
   // Makes the Work of an operation that has finished.
   WorkPtr finishedWork(
       OpKind kind, std::vector<at::Tensor> outputs, std::optional<uint64_t> seq = std::nullopt);
-  // Returns CommHandle::get(). Raises if no operation can be issued any more.
-  ncclComm_t usable() const;
   // Waits until nothing is in flight, see Executor::drain.
   void drain();
 
@@ -172,6 +157,7 @@ class Communicator final : public Identity, public Monitor::Watched {
   CommHandle& library() { return library_; }
   const CommHandle& library() const { return library_; }
   const Library& api() const { return library_.api(); }
+  Joining& joining() { return joining_; }
   Executor& executor() const { return *executor_; }
   DeferredOps& deferred() { return deferred_; }
   InFlightOps& inFlight() { return inFlight_; }
@@ -194,8 +180,7 @@ class Communicator final : public Identity, public Monitor::Watched {
   std::string failureMessage() const override;
 
  private:
-  // Makes the operation that stands for the joining of the ranks.
-  static Operation initialization();
+  std::unique_ptr<Executor> makeExecutor();
   void closeNow();
   void end();
 
@@ -215,6 +200,7 @@ class Communicator final : public Identity, public Monitor::Watched {
   FailureState failureState_{
       *this, failure_, library_, inFlight_, groupHooks_, recorders_, deferred_, *observer_};
   Watchdog watchdog_{*this, library_, inFlight_, deferred_, failureState_, *observer_};
+  Joining joining_{*this, library_, inFlight_, failureState_};
   const std::unique_ptr<Executor> executor_;
   Batches batches_{*this};
   SignalSlots signalSlots_;

@@ -3,7 +3,6 @@
 
 #include <c10/core/Device.h>
 
-#include <memory>
 #include <vector>
 
 #include "comm/Work.hpp"
@@ -12,7 +11,6 @@
 namespace torchcomms_pg {
 
 class AcceleratorDevice;
-class Communicator;
 
 // Runs operations. HostExecutor is for host memory, StreamExecutor for an accelerator's streams;
 // all that differs between the two is in these classes. Thread-safe.
@@ -51,9 +49,5 @@ class Executor {
   // Returns the accelerator's device, or null if operations run in host memory.
   virtual AcceleratorDevice* accelerator() const { return nullptr; }
 };
-
-// Makes the executor for tensors on `device`. Raises if this process cannot use the device.
-// `highPriority`: whether an accelerator's streams have high priority.
-std::unique_ptr<Executor> makeExecutor(Communicator& comm, c10::Device device, bool highPriority);
 
 }  // namespace torchcomms_pg

@@ -10,8 +10,13 @@
 
 #include "base/ExitGuard.hpp"
 #include "base/Mutex.hpp"
-#include "comm/Communicator.hpp"
+#include "comm/CommHandle.hpp"
+#include "comm/FailureState.hpp"
+#include "comm/GroupHooks.hpp"
+#include "comm/Joining.hpp"
+#include "comm/Observer.hpp"
 #include "comm/RecordedOp.hpp"
+#include "comm/Watchdog.hpp"
 #include "host/Interrupt.hpp"
 
 namespace torchcomms_pg {
@@ -24,8 +29,24 @@ constexpr Milliseconds kMovingSlack{200};
 
 }  // namespace
 
-HostExecutor::HostExecutor(Communicator& comm)
-    : comm_(comm), deferred_(comm.deferred()), worker_(deferred_.worker()) {}
+HostExecutor::HostExecutor(
+    CommHandle& library,
+    Joining& joining,
+    InFlightOps& inFlight,
+    GroupHooks& hooks,
+    DeferredOps& deferred,
+    FailureState& failureState,
+    Watchdog& watchdog,
+    Observer& observer)
+    : library_(library),
+      joining_(joining),
+      inFlight_(inFlight),
+      hooks_(hooks),
+      deferred_(deferred),
+      failureState_(failureState),
+      watchdog_(watchdog),
+      observer_(observer),
+      worker_(deferred_.worker()) {}
 
 void HostExecutor::prepare(Operation& op) {
   if (op.ordered && op.async) {
@@ -38,21 +59,21 @@ void HostExecutor::run(PreparedOp& call, const WorkPtr& work) {
     return call.op.ordered ? runOnWorker(call, work) : runMessages(call, work);
   }
   deferred_.wake();  // has the worker finish deferred collectives, for which this one waits
-  const auto entry = comm_.inFlight().add(call.op);
+  const auto entry = inFlight_.add(call.op);
   std::exception_ptr error;
   try {
-    if (C10_UNLIKELY(!comm_.initialized(call.op))) {
-      comm_.awaitInitialization(call.op);
+    if (C10_UNLIKELY(!joining_.initialized(call.op))) {
+      joining_.awaitInitialization(call.op);
       if (call.op.recording) {
         call.op.recording->start();
       }
     }
     copyInputs(call.copies);
-    const auto result = call.launch(comm_.api(), comm_.usable(), nullptr);
+    const auto result = call.launch(library_.api(), joining_.usable(), nullptr);
     // The communicator that a split makes may go on initializing in the background.
     if (result != ncclSuccess && result != ncclInProgress) {
-      error = comm_.failureState().interruption();
-      error = error ? error : comm_.failureState().error(call.op, result);
+      error = failureState_.interruption();
+      error = error ? error : failureState_.error(call.op, result);
     } else if (call.epilogue) {
       at::AutoDispatchBelowAutograd guard;
       call.epilogue();
@@ -62,9 +83,9 @@ void HostExecutor::run(PreparedOp& call, const WorkPtr& work) {
   }
   const auto ended = Clock::now();
   const auto lasted = ended - call.op.issued;
-  comm_.inFlight().end(entry, {.completed = !error, .lasted = lasted});
-  comm_.inFlight().totals().noteWait(call.op.kind, lasted);
-  comm_.observer().wait(lasted, call.op.collective);
+  inFlight_.end(entry, {.completed = !error, .lasted = lasted});
+  inFlight_.totals().noteWait(call.op.kind, lasted);
+  observer_.wait(lasted, call.op.collective);
   if (call.op.recording) {
     call.op.recording->end(!error, lasted, -1);
   }
@@ -73,32 +94,32 @@ void HostExecutor::run(PreparedOp& call, const WorkPtr& work) {
     work->finish(error);
     work->completeFutures();
   }
-  comm_.groupHooks().tellEnd(call.op, work, error, call.op.issued, ended);
-  comm_.inFlight().remove(entry);  // before the wait for abort hooks, which may end the group
+  hooks_.tellEnd(call.op, work, error, call.op.issued, ended);
+  inFlight_.remove(entry);  // before the wait for abort hooks, which may end the group
   if (error) {
-    comm_.failureState().awaitHooks();
+    failureState_.awaitHooks();
     std::rethrow_exception(error);
   }
 }
 
 // Returns whether only a user of the operation's Work needs to learn of the end. The end may then
 // be deferred until a thread waits for the Work.
-bool HostExecutor::mayBeDeferred(const Operation& op) const {
-  return !comm_.timed() && !op.hooked && !comm_.groupHooks().end() && !at::hasCallbacks();
+bool HostExecutor::mayBeDeferred(const Work& work) const {
+  return !work.timed() && !work.operation().hooked && !hooks_.end() && !at::hasCallbacks();
 }
 
 void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
-  const auto entry = comm_.inFlight().add(work->operation(), work);
+  const auto entry = inFlight_.add(work->operation(), work);
   auto waker = c10::make_scope_exit([this] { worker_.wake(); });
   try {
-    comm_.awaitInitialization(work->operation());
-    const auto order = comm_.library().holdOrder();
+    joining_.awaitInitialization(work->operation());
+    const auto order = library_.holdOrder();
     auto* const stream = worker_.handle();
-    auto* const comm = comm_.usable();
-    const bool alone = comm_.api().has(Feature::deferral) && mayBeDeferred(work->operation()) &&
-                       comm_.inFlight().single();
+    auto* const comm = joining_.usable();
+    const bool alone =
+        library_.api().has(Feature::deferral) && mayBeDeferred(*work) && inFlight_.single();
     worker_.defer();  // the tasks that this function queues wake a thread once at most
-    if (call.op.recording || comm_.timed()) {
+    if (call.op.recording || work->timed()) {
       const auto start = [work] {
         work->setStarted(Clock::now());
         if (const auto& recording = work->operation().recording) {
@@ -120,11 +141,11 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
         }
       });
     }
-    const auto result = call.launch(comm_.api(), comm, stream);
+    const auto result = call.launch(library_.api(), comm, stream);
     if (result != ncclSuccess) {
-      std::rethrow_exception(comm_.failureState().error(call.op, result));
+      std::rethrow_exception(failureState_.error(call.op, result));
     }
-    if (alone && comm_.api().published(comm)) {
+    if (alone && library_.api().published(comm)) {
       // Clears the start: a waiting thread may run the rest at any time, so the duration means
       // nothing.
       waker.release();
@@ -138,13 +159,13 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
         if (notCopied && *notCopied) {
           std::rethrow_exception(*notCopied);
         }
-        const auto state = comm_.library().stateAfterLaunch();
+        const auto state = library_.stateAfterLaunch();
         if (state != ncclSuccess) {
           if (host::interrupted()) {
             // The waiting thread raises the handler's exception.
-            comm_.failureState().failBy(FailureState::kInterrupt);
+            failureState_.failBy(FailureState::kInterrupt);
           }
-          error = comm_.failureState().error(work->operation(), state);
+          error = failureState_.error(work->operation(), state);
         } else if (held->epilogue) {
           at::AutoDispatchBelowAutograd guard;
           held->epilogue();
@@ -163,29 +184,28 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
 
 void HostExecutor::finish(
     const WorkPtr& work, InFlightOps::Entry entry, const std::exception_ptr& error) {
-  auto& inFlight = comm_.inFlight();
   // Removing the entry may drop the last other reference to the Work.
   const auto held = work;  // NOLINT(performance-unnecessary-copy-initialization)
-  inFlight.end(entry, {.completed = !error, .lasted = Clock::now() - held->operation().issued});
+  inFlight_.end(entry, {.completed = !error, .lasted = Clock::now() - held->operation().issued});
   if (const auto& recording = held->operation().recording) {
     recording->end(!error, held->elapsed(), held->source());
   }
   held->finish(error);
-  comm_.groupHooks().tellEnd(held->operation(), held, error, held->started(), held->finished());
+  hooks_.tellEnd(held->operation(), held, error, held->started(), held->finished());
   // A future's callbacks may wait for later operations.
   if (!held->hasFuture()) {
-    inFlight.remove(entry);
+    inFlight_.remove(entry);
   } else if (held->operation().ordered) {
     worker_.handOver();
     held->completeFutures();
-    inFlight.remove(entry);
+    inFlight_.remove(entry);
   } else {
     // This thread may end the group next, and must then wait for that report.
-    inFlight.tellElsewhere(entry);
-    runInCallbackThread([&inFlight, held, entry] {
-      inFlight.tellHere(entry);
+    inFlight_.tellElsewhere(entry);
+    runInCallbackThread([this, held, entry] {
+      inFlight_.tellHere(entry);
       held->completeFutures();
-      inFlight.remove(entry);
+      inFlight_.remove(entry);
     });
   }
 }
@@ -196,7 +216,7 @@ bool HostExecutor::awaitUninterrupted(Work& work, std::optional<Clock::time_poin
     const bool last = deadline && *deadline <= slice;
     const bool ended = work.waitUntil(last ? *deadline : slice);
     if (!ended || !work.isSuccess()) {
-      if (const auto raised = comm_.failureState().interruption()) {
+      if (const auto raised = failureState_.interruption()) {
         std::rethrow_exception(raised);
       }
     }
@@ -245,7 +265,7 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
       std::exception_ptr error;
       try {
         if (result != ncclSuccess) {
-          error = pending.executor->comm_.failureState().error(pending.work->operation(), result);
+          error = pending.executor->failureState_.error(pending.work->operation(), result);
         } else {
           pending.work->setSource(peer);
           if (self->epilogue) {
@@ -269,17 +289,17 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
     const LockGuard lock(pending->mutex);
     pending->left = calls.size();
   }
-  pending->entry = comm_.inFlight().add(work->operation(), work);
+  pending->entry = inFlight_.add(work->operation(), work);
   work->setStarted(Clock::now());
   size_t launched = 0;
   try {
-    comm_.awaitInitialization(work->operation());
+    joining_.awaitInitialization(work->operation());
     if (call.op.recording) {
       call.op.recording->start();
     }
-    const auto& api = comm_.api();
-    auto* const comm = comm_.usable();
-    const bool deferred = api.has(Feature::deferral) && mayBeDeferred(work->operation());
+    const auto& api = library_.api();
+    auto* const comm = joining_.usable();
+    const bool deferred = api.has(Feature::deferral) && mayBeDeferred(*work);
     const auto noted = c10::make_scope_exit([&] {
       if (deferred) {
         deferred_.noteMessage();
@@ -296,8 +316,8 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
       const auto result = api.run(message, comm, nullptr);
       if (result != ncclSuccess) {
         // The first message may wait for connections, and a signal may interrupt this wait.
-        const auto raised = comm_.failureState().interruption();
-        std::rethrow_exception(raised ? raised : comm_.failureState().error(part.op, result));
+        const auto raised = failureState_.interruption();
+        std::rethrow_exception(raised ? raised : failureState_.error(part.op, result));
       }
       static_cast<void>(one.release());  // done() owns it now
       ++launched;
@@ -326,9 +346,9 @@ void HostExecutor::await(Work& work, Milliseconds timeout, bool /*onHost*/) {
     return;
   }
   const auto waiting = work.waiting();
-  comm_.observer().beginWait();
+  observer_.beginWait();
   const auto waited = c10::make_scope_exit([&, from = Clock::now()] {
-    comm_.observer().wait(Clock::now() - from, work.operation().collective);
+    observer_.wait(Clock::now() - from, work.operation().collective);
   });
   if (timeout <= kNoTimeout) {
     // Runs queued tasks in this thread only without a timeout, since a task may take longer. A wait
@@ -338,8 +358,8 @@ void HostExecutor::await(Work& work, Milliseconds timeout, bool /*onHost*/) {
     if (work.operation().ordered) {
       deferred_.serveMessages();
       worker_.runQueued(done);
-    } else if (comm_.api().has(Feature::deferral)) {
-      comm_.api().moveMessages(comm_.library().get(), done);
+    } else if (library_.api().has(Feature::deferral)) {
+      library_.api().moveMessages(library_.get(), done);
     } else {
       deferred_.wake();
     }
@@ -347,24 +367,23 @@ void HostExecutor::await(Work& work, Milliseconds timeout, bool /*onHost*/) {
     return;
   }
   const auto deadline = Clock::now() + timeout;
-  if (!work.operation().ordered && comm_.api().has(Feature::deferral)) {
+  if (!work.operation().ordered && library_.api().has(Feature::deferral)) {
     const auto until = deadline - kMovingSlack;
-    comm_.api().moveMessages(
-        comm_.library().get(), [&] { return work.done() || Clock::now() >= until; });
+    library_.api().moveMessages(
+        library_.get(), [&] { return work.done() || Clock::now() >= until; });
   }
   if (!work.done()) {
     deferred_.wake();
   }
   if (!awaitUninterrupted(work, deadline)) {
-    while (const auto more = comm_.watchdog().judge(work.operation(), timeout, deadline)) {
+    while (const auto more = watchdog_.judge(work.operation(), timeout, deadline)) {
       if (awaitUninterrupted(work, Clock::now() + *more)) {
         break;
       }
     }
     if (!work.waitUntil(Clock::now() + CommHandle::kReleasePatience)) {
-      auto& failures = comm_.failureState();
-      failures.awaitHooks();
-      throw CommError(*failures.get());
+      failureState_.awaitHooks();
+      throw CommError(*failureState_.get());
     }
   }
 }
@@ -380,11 +399,11 @@ void HostExecutor::drain(Milliseconds messages) {
   const auto patience = [&] {
     return raised ? Milliseconds(CommHandle::kReleasePatience) : kInterruptInterval;
   };
-  while (!comm_.inFlight().awaitNone(patience(), Clock::now() - start >= messages)) {
+  while (!inFlight_.awaitNone(patience(), Clock::now() - start >= messages)) {
     if (raised) {
       break;  // the program is interrupted: leaves operations that do not end
     }
-    raised = comm_.failureState().interruption();
+    raised = failureState_.interruption();
   }
   if (raised) {
     std::rethrow_exception(raised);

@@ -13,9 +13,24 @@
 
 namespace torchcomms_pg {
 
+class CommHandle;
+class FailureState;
+class GroupHooks;
+class Joining;
+class Observer;
+class Watchdog;
+
 class HostExecutor final : public Executor {
  public:
-  explicit HostExecutor(Communicator& comm);
+  HostExecutor(
+      CommHandle& library,
+      Joining& joining,
+      InFlightOps& inFlight,
+      GroupHooks& hooks,
+      DeferredOps& deferred,
+      FailureState& failureState,
+      Watchdog& watchdog,
+      Observer& observer);
 
   void prepare(Operation& op) override;
   void run(PreparedOp& call, const WorkPtr& work) override;
@@ -27,15 +42,21 @@ class HostExecutor final : public Executor {
  private:
   void runOnWorker(PreparedOp& call, const WorkPtr& work);
   void runMessages(PreparedOp& call, const WorkPtr& work);
-  bool mayBeDeferred(const Operation& op) const;
+  bool mayBeDeferred(const Work& work) const;
   bool awaitUninterrupted(Work& work, std::optional<Clock::time_point> deadline);
   // Ends an asynchronous operation.
   void finish(const WorkPtr& work, InFlightOps::Entry entry, const std::exception_ptr& error);
   // Runs `body`, which may block for long, in another thread.
   void runInCallbackThread(std::function<void()> body);
 
-  Communicator& comm_;
+  CommHandle& library_;
+  Joining& joining_;
+  InFlightOps& inFlight_;
+  GroupHooks& hooks_;
   DeferredOps& deferred_;
+  FailureState& failureState_;
+  Watchdog& watchdog_;
+  Observer& observer_;
   WorkerStream& worker_;
   WorkerStream callbacks_{"tcpg_callbacks"};
 };

@@ -171,7 +171,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
       const auto entry = inFlight_.add(call.op);
       bool initialized = false;
       try {
-        awaitInitialization(call.op);
+        joining_.awaitInitialization(call.op);
         initialized = true;
       } catch (const std::exception&) {
         // The communicator has failed meanwhile, but can be shrunk nevertheless.

@@ -31,7 +31,7 @@ void manage(
       !comm.batches().open(),
       name(kind),
       ": cannot be part of a group of operations; call it before");
-  comm.usable();
+  comm.joining().usable();
   Operation op;
   op.kind = kind;
   op.issued = Clock::now();
@@ -40,10 +40,10 @@ void manage(
   const auto entry = comm.inFlight().add(op);
   // Without end(): `op` has no number in the group.
   const auto removal = c10::make_scope_exit([&] { comm.inFlight().remove(entry); });
-  comm.awaitInitialization(op);
+  comm.joining().awaitInitialization(op);
   const c10::DeviceGuard onDevice(comm.device());
   const auto order = comm.library().holdOrder();
-  const auto result = body(comm.usable());
+  const auto result = body(comm.joining().usable());
   if (result != ncclSuccess) {
     std::rethrow_exception(comm.failureState().error(op, result));
   }
@@ -123,9 +123,9 @@ std::unordered_map<std::string, uint64_t> memoryStats(Communicator& comm) {
       {"suspended", ncclStatGpuMemSuspended},
       {"persist", ncclStatGpuMemPersist},
       {"total", ncclStatGpuMemTotal}};
-  comm.awaitInitialization();
+  comm.joining().awaitInitialization();
   const auto order = comm.library().holdOrder();
-  auto* const handle = comm.usable();
+  auto* const handle = comm.joining().usable();
   std::unordered_map<std::string, uint64_t> stats;
   for (const auto& [key, stat] : kStats) {
     const auto result = comm.api().commMemStats(handle, stat, &stats[key]);

@@ -9,8 +9,13 @@
 #include <utility>
 
 #include "base/TorchCompat.hpp"
-#include "comm/Communicator.hpp"
+#include "comm/CommHandle.hpp"
+#include "comm/FailureState.hpp"
+#include "comm/GroupHooks.hpp"
+#include "comm/Identity.hpp"
+#include "comm/Joining.hpp"
 #include "comm/RecordedOp.hpp"
+#include "comm/Watchdog.hpp"
 
 namespace torchcomms_pg {
 
@@ -21,8 +26,24 @@ constexpr int kLooks = 100;
 
 }  // namespace
 
-StreamExecutor::StreamExecutor(Communicator& comm, c10::Device device, bool highPriority)
-    : comm_(comm), device_(device, highPriority), graphStream_(device_, highPriority) {}
+StreamExecutor::StreamExecutor(
+    const Identity& self,
+    bool highPriority,
+    CommHandle& library,
+    Joining& joining,
+    InFlightOps& inFlight,
+    GroupHooks& hooks,
+    FailureState& failureState,
+    Watchdog& watchdog)
+    : self_(self),
+      library_(library),
+      joining_(joining),
+      inFlight_(inFlight),
+      hooks_(hooks),
+      failureState_(failureState),
+      watchdog_(watchdog),
+      device_(self.device(), highPriority),
+      graphStream_(device_, highPriority) {}
 
 void StreamExecutor::prepare(Operation& op) {
   device_.prepare();
@@ -42,16 +63,16 @@ void StreamExecutor::runInStream(PreparedOp& call, const WorkPtr& work) {
   // For its caller, a synchronous operation is over when it is in the stream, but its end is
   // watched. Its Flight keeps no tensors alive: their memory is reused in the order of that same
   // stream.
-  const auto flight = std::make_shared<Flight>(comm_.keepAlive(), *this, call.op);
+  const auto flight = std::make_shared<Flight>(self_.keepAlive(), *this, call.op);
   if (work) {
-    flight->attach(work, /*kept=*/call.op.hooked || comm_.groupHooks().end());
+    flight->attach(work, /*kept=*/call.op.hooked || hooks_.end());
   }
-  flight->setEntry(comm_.inFlight().add(flight->operation(), nullptr, flight));
+  flight->setEntry(inFlight_.add(flight->operation(), nullptr, flight));
   try {
-    comm_.awaitInitialization(flight->operation());
+    joining_.awaitInitialization(flight->operation());
     const c10::DeviceGuard onDevice(device_.device());
-    const bool timed = comm_.timed();
-    const auto order = comm_.library().holdOrder();
+    const bool timed = work && work->timed();
+    const auto order = library_.holdOrder();
     const auto issuer = device_.currentStream();
     const auto stream = call.op.async ? device_.streamAfter(issuer) : issuer;
     auto start = timed ? device_.record(stream, timed) : nullptr;
@@ -85,7 +106,7 @@ void StreamExecutor::runInStream(PreparedOp& call, const WorkPtr& work) {
   if (op.kind == OpKind::barrier && !op.async) {
     const auto begun = Clock::now();
     awaitStarted(*flight, work.get(), kNoTimeout, /*onHost=*/true);
-    comm_.inFlight().totals().noteWait(op.kind, Clock::now() - begun);
+    inFlight_.totals().noteWait(op.kind, Clock::now() - begun);
   }
   if (work && work->hasFuture()) {
     work->completeFutures();  // a batch's future may be requested before the launch
@@ -101,8 +122,8 @@ void StreamExecutor::runInGraph(PreparedOp& call, const WorkPtr& work) {
   const auto op = call.op;
   std::exception_ptr error;
   try {
-    comm_.awaitInitialization(op);
-    const auto order = comm_.library().holdOrder();
+    joining_.awaitInitialization(op);
+    const auto order = library_.holdOrder();
     const auto issuer = device_.currentStream();
     const auto branch = op.async ? graphStream_.branchFrom(issuer) : std::nullopt;
     const auto stream = branch ? branch->stream : issuer;
@@ -113,12 +134,12 @@ void StreamExecutor::runInGraph(PreparedOp& call, const WorkPtr& work) {
       }
       queue(call, stream, issuer);
     }
-    comm_.library().noteCaptured();
+    library_.noteCaptured();
     for (const auto& other : call.streams) {
       device_.await(*device_.record(stream, /*timed=*/false), other);
     }
     if (work) {
-      const auto flight = std::make_shared<Flight>(comm_.keepAlive(), *this, op);
+      const auto flight = std::make_shared<Flight>(self_.keepAlive(), *this, op);
       auto end = device_.record(stream, /*timed=*/false);
       auto keepAlive = branch ? std::make_shared<const PreparedOp>(std::move(call)) : nullptr;
       flight->departInGraph(
@@ -132,19 +153,19 @@ void StreamExecutor::runInGraph(PreparedOp& call, const WorkPtr& work) {
     work->finish(error);
     work->completeFutures();
   }
-  comm_.hooks()->tellEnd(op, work, error, op.issued, op.issued);
+  hooks_.users()->tellEnd(op, work, error, op.issued, op.issued);
   if (error) {
     std::rethrow_exception(error);
   }
 }
 
 void StreamExecutor::queue(PreparedOp& call, const c10::Stream& stream, const c10::Stream& issuer) {
-  auto* const comm = comm_.usable();
+  auto* const comm = joining_.usable();
   try {
     copyInputs(call.copies);
-    const auto result = call.launch(comm_.api(), comm, AcceleratorDevice::handle(stream));
+    const auto result = call.launch(library_.api(), comm, AcceleratorDevice::handle(stream));
     if (result != ncclSuccess) {
-      std::rethrow_exception(comm_.failureState().error(call.op, result));
+      std::rethrow_exception(failureState_.error(call.op, result));
     }
     if (call.epilogue) {
       at::AutoDispatchBelowAutograd guard;
@@ -186,7 +207,7 @@ void StreamExecutor::finishFromEvent(std::shared_ptr<Flight> flight) {
     auto error = flight->error();
     if (!error) {
       try {
-        error = comm_.failureState().asyncError(flight->operation());
+        error = failureState_.asyncError(flight->operation());
       } catch (...) {
         error = std::current_exception();
       }
@@ -197,7 +218,7 @@ void StreamExecutor::finishFromEvent(std::shared_ptr<Flight> flight) {
 
 bool StreamExecutor::recordEnd(const Flight& flight) const {
   const auto& recording = flight.operation().recording;
-  if (!recording || flight.error() || comm_.failureState().get() || comm_.library().failed()) {
+  if (!recording || flight.error() || failureState_.get() || library_.failed()) {
     return false;
   }
   try {
@@ -211,7 +232,7 @@ bool StreamExecutor::recordEnd(const Flight& flight) const {
 void StreamExecutor::land(Flight& flight, const std::exception_ptr& error, bool recorded) {
   const auto& op = flight.operation();
   const auto seen = std::max(flight.lastPending() - op.issued, Clock::duration{});
-  comm_.inFlight().end(flight.entry(), {.completed = !error, .lasted = seen});
+  inFlight_.end(flight.entry(), {.completed = !error, .lasted = seen});
   const auto elapsed = error ? Clock::duration{} : flight.elapsed();
   if (op.recording && !recorded) {
     op.recording->end(!error, elapsed, -1);
@@ -223,17 +244,17 @@ void StreamExecutor::land(Flight& flight, const std::exception_ptr& error, bool 
   }
   const auto started = flight.started();
   const auto finished = elapsed == Clock::duration{} ? Clock::now() : started + elapsed;
-  comm_.groupHooks().tellEnd(op, work, error, started, finished);
+  hooks_.tellEnd(op, work, error, started, finished);
   if (work && work->hasFuture()) {
     device_.handOver();  // callbacks may wait for later operations
     work->completeFutures();
   }
   flight.release();  // drops the Work that getFutureResult() has attached meanwhile
-  comm_.inFlight().remove(flight.entry());
+  inFlight_.remove(flight.entry());
 }
 
 bool StreamExecutor::awaitEnd(const Flight& flight, std::optional<Clock::time_point> deadline) {
-  for (int i = 0; !flight.asked() && !flight.reached() && !comm_.failureState().get(); ++i) {
+  for (int i = 0; !flight.asked() && !flight.reached() && !failureState_.get(); ++i) {
     if (deadline && Clock::now() >= *deadline) {
       return false;
     }
@@ -254,7 +275,7 @@ void StreamExecutor::awaitStarted(
     const auto deadline = limited ? std::optional(Clock::now() + timeout) : std::nullopt;
     auto until = deadline;
     while (!awaitEnd(flight, until)) {
-      const auto more = comm_.watchdog().judge(op, timeout, *deadline);
+      const auto more = watchdog_.judge(op, timeout, *deadline);
       if (!more) {
         break;
       }
@@ -266,8 +287,8 @@ void StreamExecutor::awaitStarted(
   }
   // Asks the library, not the device: a query of the device would cost time, and is forbidden while
   // another thread captures a graph.
-  if (const auto error = comm_.failureState().asyncError(op)) {
-    comm_.failureState().awaitHooks();
+  if (const auto error = failureState_.asyncError(op)) {
+    failureState_.awaitHooks();
     std::rethrow_exception(error);
   }
 }
@@ -330,8 +351,8 @@ void StreamExecutor::drain(Milliseconds messages) {
   const EventPoller::FastPolling fastPolling(device_.watch());
   const auto start = Clock::now();
   std::optional<Clock::time_point> failed;
-  while (!comm_.inFlight().awaitNone(kInterruptInterval, Clock::now() - start >= messages)) {
-    if (!failed && comm_.failureState().get()) {
+  while (!inFlight_.awaitNone(kInterruptInterval, Clock::now() - start >= messages)) {
+    if (!failed && failureState_.get()) {
       failed = Clock::now();
     }
     // Gives up on a device that does not release a failed operation.

@@ -13,11 +13,27 @@
 
 namespace torchcomms_pg {
 
+class CommHandle;
+class FailureState;
+class GroupHooks;
+class Identity;
+class Joining;
+class Watchdog;
+
 // Queues operations: synchronous ones in the caller's current stream, asynchronous ones in the
 // communicator's. Every call but a synchronous barrier returns when the operation is queued.
 class StreamExecutor final : public Executor {
  public:
-  StreamExecutor(Communicator& comm, c10::Device device, bool highPriority);
+  // `highPriority`: whether the streams have high priority.
+  StreamExecutor(
+      const Identity& self,
+      bool highPriority,
+      CommHandle& library,
+      Joining& joining,
+      InFlightOps& inFlight,
+      GroupHooks& hooks,
+      FailureState& failureState,
+      Watchdog& watchdog);
 
   void prepare(Operation& op) override;
   void run(PreparedOp& call, const WorkPtr& work) override;
@@ -62,7 +78,13 @@ class StreamExecutor final : public Executor {
   // Finishes an operation. `recorded`: whether recordEnd() has recorded its end.
   void land(Flight& flight, const std::exception_ptr& error, bool recorded);
 
-  Communicator& comm_;
+  const Identity& self_;
+  CommHandle& library_;
+  Joining& joining_;
+  InFlightOps& inFlight_;
+  GroupHooks& hooks_;
+  FailureState& failureState_;
+  Watchdog& watchdog_;
   mutable AcceleratorDevice device_;
   GraphStream graphStream_;
   std::atomic<bool> blockingWait_{false};

@@ -86,6 +86,7 @@ class Work final : public latest::Work {
   void setSource(int rank);
   int source() const;  // -1 if unknown
   void setTimed(bool timed);
+  bool timed() const { return timed_; }
   // Sets whom finish() notifies, or null. Call before the operation is launched.
   void setObserver(std::shared_ptr<EndObserver> observer) { observer_ = std::move(observer); }
   // Sets the operation of a batch, at the batch's launch.

@@ -70,7 +70,7 @@ void Window::checkRank(const char* what, const char* argument, int64_t rank) con
 }
 
 std::shared_ptr<Window::Registration> Window::registered(const char* what) const {
-  comm_->usable();
+  comm_->joining().usable();
   LockGuard lock(mutex_);
   TORCH_CHECK(
       registration_ != nullptr,
@@ -210,7 +210,7 @@ at::Tensor Window::mapRemoteTensor(int64_t rank) const {
     return registration->mapped[rank].view(part.sizes);
   }
   WindowView view;
-  auto* const comm = comm_->usable();
+  auto* const comm = comm_->joining().usable();
   const auto result =
       comm_->api().windowView(comm, registration->handle, static_cast<int>(rank), view);
   TORCH_CHECK(result == ncclSuccess, what, ": ", comm_->api().getLastError(comm));

@@ -179,7 +179,7 @@ ncclResult_t Window::mapAll(
 
 void Window::registerTensor(const at::Tensor& tensor, bool owning) {
   const char* const what = name(OpKind::tensorRegister);
-  comm_->usable();
+  comm_->joining().usable();
   refuseDeferral(what);
   checkDense({what, "tensor"}, tensor, comm_->device());
   TORCH_CHECK_VALUE(
