@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "comm/Communicator.hpp"
+#include "comm/Identity.hpp"
 #include "device/AcceleratorDevice.hpp"
 #include "operation/Checks.hpp"
 
@@ -40,7 +40,7 @@ void Batches::dropEnded() {
         "thread ",
         batch.thread,
         " has ended and left a batch open on group '",
-        comm_.group().name,
+        self_.group().name,
         "', which is dropped; operations in it, which have not run: ",
         batch.calls.size(),
         batch.calls.empty() ? "" : std::string(", first ") + name(batch.calls.front().op.kind),
@@ -53,8 +53,8 @@ WorkPtr Batches::add(PreparedOp& call) {
   if (batch == nullptr) {
     return nullptr;
   }
-  if (comm_.device() != at::kCPU) {
-    call.streams.push_back(currentStream(comm_.device()));
+  if (self_.device() != at::kCPU) {
+    call.streams.push_back(currentStream(self_.device()));
   }
   batch->calls.push_back(std::move(call));
   return batch->work;
@@ -90,7 +90,7 @@ void Batches::open(OpKind parts, std::vector<at::Tensor> inputs, bool scoped) {
   call.op.kind = OpKind::coalesced;
   call.op.parts = parts;
   call.inputs = std::move(inputs);
-  auto work = comm_.newWork(call);
+  auto work = launcher_.newWork(call);
   LockGuard lock(mutex_);
   // Replaces a batch that an exception between start() and end() left open and not launched.
   const bool isNew =
@@ -135,9 +135,9 @@ WorkPtr Batches::launch() {
   check(batch.calls);
   auto merged = merge(std::move(batch.calls));
   if (!merged.streams.empty()) {
-    merged.streams = joinCurrentStream(comm_.device(), merged.streams);
+    merged.streams = joinCurrentStream(self_.device(), merged.streams);
   }
-  return comm_.launch(std::move(merged), batch.work);
+  return launcher_.launch(std::move(merged), batch.work);
 }
 
 void Batches::check() {
@@ -148,13 +148,13 @@ void Batches::check() {
 }
 
 void Batches::check(const std::vector<PreparedOp>& calls) const {
-  if (comm_.device() == at::kCPU) {
+  if (self_.device() == at::kCPU) {
     return;  // the library checks messages of a rank to itself
   }
   std::vector<Elements> sent;
   std::vector<Elements> received;
   for (const auto& call : calls) {
-    if (!call.isMessage() || call.op.peer != comm_.rank()) {
+    if (!call.isMessage() || call.op.peer != self_.rank()) {
       continue;
     }
     if (call.op.kind == OpKind::send) {
@@ -163,7 +163,7 @@ void Batches::check(const std::vector<PreparedOp>& calls) const {
       received.push_back({call.op.numelOut, call.op.dtype});
     }
   }
-  checkSelfMessages(comm_.rank(), sent, received);
+  checkSelfMessages(self_.rank(), sent, received);
 }
 
 PreparedOp Batches::merge(std::vector<PreparedOp> calls) const {
@@ -214,7 +214,7 @@ PreparedOp Batches::merge(std::vector<PreparedOp> calls) const {
       }
     };
   }
-  merged.task = [&api = comm_.api(), shared](ncclComm_t comm, cudaStream_t stream) {
+  merged.task = [&api = api_, shared](ncclComm_t comm, cudaStream_t stream) {
     return api.grouped([&] {
       for (auto& call : *shared) {
         const auto result = call.launch(api, comm, stream);

@@ -14,7 +14,20 @@
 
 namespace torchcomms_pg {
 
-class Communicator;
+class Identity;
+class Library;
+
+// Makes the Works of operations, and launches operations.
+class Launcher {
+ public:
+  virtual WorkPtr newWork(const PreparedOp& call) = 0;
+  // Launches the operation, with hooks. Returns its Work or null. `work`: for a batch, the Work
+  // that was made when the batch was opened.
+  virtual WorkPtr launch(PreparedOp call, WorkPtr work = nullptr) = 0;
+
+ protected:
+  ~Launcher() = default;
+};
 
 // The batches of operations, at most one for each thread. start() and end() are c10d's coalescing,
 // which an exception may leave open. enter() and leave() or cancel() are the begin and the end of a
@@ -27,7 +40,8 @@ class Communicator;
 // of the operations' tensors in the order of these streams. Thread-safe.
 class Batches {
  public:
-  explicit Batches(Communicator& comm) : comm_(comm) {}
+  Batches(const Identity& self, const Library& api, Launcher& launcher)
+      : self_(self), api_(api), launcher_(launcher) {}
 
   // Makes add() collect the calling thread's operations from now on. `parts`, `inputs`: the kind
   // and the tensors that a profile shows, if known.
@@ -80,7 +94,9 @@ class Batches {
   void check(const std::vector<PreparedOp>& calls) const;
   PreparedOp merge(std::vector<PreparedOp> calls) const;
 
-  Communicator& comm_;
+  const Identity& self_;
+  const Library& api_;
+  Launcher& launcher_;
   Mutex mutex_;
   std::atomic<int> open_{0};
   ByThread<Batch> batches_ GUARDED_BY(mutex_);

@@ -43,7 +43,7 @@ namespace torchcomms_pg {
 // returns null.
 //
 // The parts keep the state, each with its own lock. Thread-safe.
-class Communicator final : public Identity, public Monitor::Watched {
+class Communicator final : public Identity, public Launcher, public Monitor::Watched {
  public:
   // Options of one operation.
   struct Options {
@@ -96,15 +96,13 @@ class Communicator final : public Identity, public Monitor::Watched {
     }
     return launch(std::move(call));
   }
-  // Launches the operation, with hooks. Returns its Work or null. `work`: for a batch, the Work
-  // that was made when the batch was opened.
-  WorkPtr launch(PreparedOp call, WorkPtr work = nullptr);
+  WorkPtr launch(PreparedOp call, WorkPtr work = nullptr) override;
   // Does the same as launch(), without hooks and checks.
   WorkPtr start(PreparedOp& call, WorkPtr work);
   // Waits for the end of `work`, see Work::wait. `onHost`: the calling thread waits, even on an
   // accelerator.
   void await(Work& work, Milliseconds timeout, bool onHost = false);
-  WorkPtr newWork(const PreparedOp& call);
+  WorkPtr newWork(const PreparedOp& call) override;
   // Makes the Work of an operation that has finished.
   WorkPtr finishedWork(
       OpKind kind, std::vector<at::Tensor> outputs, std::optional<uint64_t> seq = std::nullopt);
@@ -202,7 +200,7 @@ class Communicator final : public Identity, public Monitor::Watched {
   Watchdog watchdog_{*this, library_, inFlight_, deferred_, failureState_, *observer_};
   Joining joining_{*this, library_, inFlight_, failureState_};
   const std::unique_ptr<Executor> executor_;
-  Batches batches_{*this};
+  Batches batches_{*this, library_.api(), *this};
   SignalSlots signalSlots_;
 };
 
