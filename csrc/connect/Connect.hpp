@@ -42,7 +42,7 @@ std::shared_ptr<Communicator> connectThroughGloo(
 // Joins the ranks through the library for tensors of `device`: libnccl for CUDA, otherwise the
 // library that useHostStreams() has named. Collective; returns when every rank has arrived. If
 // `info.peer` is set, the call may return when that peer has arrived, with a communicator of two
-// ranks: see Communicator::pair(). Raises CommError, LibraryError, std::invalid_argument for a
+// ranks: see Identity::pair(). Raises CommError, LibraryError, std::invalid_argument for a
 // configuration that the library does not accept, or torch's error if the device does not exist.
 std::shared_ptr<Communicator> connect(
     const RendezvousInfo& info, c10::Device device, const AcceleratorOptions& options);

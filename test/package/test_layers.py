@@ -159,6 +159,14 @@ def test_the_table_of_nccls_functions_is_named_by_two_libraries_alone():
     assert naming == {"nccl", "shm"}
 
 
+def test_no_part_of_a_communicator_refers_to_all_of_it():
+    """A part's constructor lists the parts that it uses. Collectives is above the communicator, and
+    lives for one call."""
+    member = re.compile(r"\bCommunicator( const)?[&*] ?(const )?\w+_\b")
+    found = {str(file.relative_to(CSRC)) for file in SOURCES if member.search(file.read_text())}
+    assert found == {"collectives/Collectives.hpp"}
+
+
 def test_only_one_file_tells_torch_versions_apart():
     asks = re.compile(r"\bTORCHCOMMS_PG_TORCH_AT_LEAST\b|\bTORCH_VERSION(_M\w+)?\b")
     asking = {str(file.relative_to(CSRC)) for file in SOURCES if asks.search(file.read_text())}
