@@ -46,21 +46,6 @@ struct InAbortHook {
   InAbortHook& operator=(const InAbortHook&) = delete;
 };
 
-// Prints, besides the verdict, ProcessGroupNCCL's line, for which readers of the logs of jobs on
-// accelerators look. On the CPU the line would only repeat the exception, so it is logged as
-// information, which TORCH_CPP_LOG_LEVEL=INFO shows. Gloo has no such line.
-void printForLogReaders(const Identity& self, const std::string& what) {
-  if (self.group().standsForGloo()) {
-    return;
-  }
-  const auto line = "[Rank " + std::to_string(self.rank()) + "] " + what;
-  if (self.device().is_cpu()) {
-    LOG(INFO) << line;
-  } else {
-    printLine(line);
-  }
-}
-
 // Calls one of the steps that follow a failure. After an exception, such as one for lack of memory,
 // the other steps still follow.
 template <class Step>
@@ -77,6 +62,43 @@ std::string describeAsNccl(const Operation& op) {
          ", OpType=" + c10d::opTypeToString(traits(op.kind).type) +
          ", NumelIn=" + std::to_string(op.numelIn) + ", NumelOut=" + std::to_string(op.numelOut) +
          ", Timeout(ms)=" + std::to_string(op.timeout.count()) + ")";
+}
+
+// Sets the failure of `op`. If it is the first, prints ProcessGroupNCCL's line besides the verdict:
+// readers of the logs of jobs on accelerators look for it. On the CPU the line would only repeat
+// the exception, so it is logged as information, which TORCH_CPP_LOG_LEVEL=INFO shows. Gloo has no
+// such line.
+std::shared_ptr<const Failure> setPrinted(
+    FailureState& state, const Identity& self, const Operation& op, Failure failure) {
+  const auto message = printable(failure.message);
+  const auto first = state.set(std::move(failure));
+  if (first->message != message || self.group().standsForGloo()) {
+    return first;  // an earlier failure is kept, and was printed
+  }
+  const auto ran = std::chrono::duration_cast<Milliseconds>(Clock::now() - op.issued);
+  const auto line =
+      "[Rank " + std::to_string(self.rank()) + "] " +
+      (first->type == c10d::ErrorType::TIMEOUT
+           ? "Watchdog caught collective operation timeout: " + describeAsNccl(op) + " ran for " +
+                 std::to_string(ran.count()) + " milliseconds before timing out."
+           : "Collective " + describeAsNccl(op) +
+                 " raised the following async exception: " + message);
+  if (self.queues()) {
+    printLine(line);
+  } else {
+    LOG(INFO) << line;
+  }
+  return first;
+}
+
+// Builds the failure of a group that a call on this rank has ended. `how`: "aborted" or the like.
+Failure requested(const Identity& self, const std::string& how, const std::string& why) {
+  Failure failure;
+  failure.group = self.group().name;
+  failure.message = "group '" + failure.group + "' was " + how + " on rank " +
+                    self.group().numberOf(self.rank()) + why;
+  failure.ranks = {self.rank()};
+  return failure;
 }
 
 // Ends the process without destructors: other threads are blocked in operations.
@@ -256,13 +278,7 @@ std::exception_ptr FailureState::error(const Operation& op, ncclResult_t result)
   if (const auto found = observer_.onFailure(op, result, why)) {
     found->addTo(failure);
   }
-  const auto message = printable(failure.message);
-  const auto first = set(std::move(failure));
-  if (first->message == message) {  // otherwise an earlier failure is kept, and was printed
-    printForLogReaders(
-        self_,
-        "Collective " + describeAsNccl(op) + " raised the following async exception: " + message);
-  }
+  const auto first = setPrinted(*this, self_, op, std::move(failure));
   meet(*first);
   return std::make_exception_ptr(CommError(endOf(op, *first)));
 }
@@ -331,16 +347,7 @@ void FailureState::timeOut(const Operation& op, Milliseconds timeout, const Expl
   failure.ranks = std::move(ranks);
   failure.verdict = found.verdict;
   failure.parting = found.parting;
-  const auto message = printable(failure.message);
-  const auto first = set(std::move(failure));
-  if (first->message == message) {
-    const auto ran = std::chrono::duration_cast<Milliseconds>(Clock::now() - op.issued);
-    printForLogReaders(
-        self_,
-        "Watchdog caught collective operation timeout: " + describeAsNccl(op) + " ran for " +
-            std::to_string(ran.count()) + " milliseconds before timing out.");
-  }
-  auto told = *first;
+  auto told = *setPrinted(*this, self_, op, std::move(failure));
   told.message = "rank " + self_.group().numberOf(self_.rank()) + " gave up: " + told.message;
   failLibrary(told);
 }
@@ -353,28 +360,11 @@ void FailureState::lose(
       rankNames(ranks) + (pids.size() == 1 ? " (pid " : " (pids ") + joinRanks(pids) + ") died" +
           ofGraphs());
   failure.ranks = ranks;
-  const auto message = printable(failure.message);
-  const auto first = set(std::move(failure));
-  if (first->message == message) {
-    printForLogReaders(
-        self_,
-        "Collective " + describeAsNccl(op) + " raised the following async exception: " + message);
-  }
-  failLibrary(*first);
+  failLibrary(*setPrinted(*this, self_, op, std::move(failure)));
 }
 
 void FailureState::failBy(const std::string& why) {
-  const auto ours =
-      set({c10d::ErrorType::COMM_ERROR,
-           "group '" + self_.group().name + "' was aborted on rank " +
-               self_.group().numberOf(self_.rank()) + " by " + why + ofGraphs(),
-           "",
-           0,
-           self_.group().name,
-           {self_.rank()},
-           {}},
-          Cause::requested);
-  failLibrary(*ours);
+  failLibrary(*set(requested(self_, "aborted", " by " + why + ofGraphs()), Cause::requested));
 }
 
 void FailureState::abort(const std::string& why) {
@@ -393,19 +383,10 @@ void FailureState::abortInFlight(const char* why) noexcept {
 }
 
 void FailureState::shrink() {
-  if (inFlight_.empty()) {
-    return;
+  if (!inFlight_.empty()) {
+    // NCCL ends the operations' kernels without reporting an error.
+    set(requested(self_, "shrunk", ", which ended its operations"), Cause::requested);
   }
-  // NCCL ends the operations' kernels without reporting an error.
-  set({c10d::ErrorType::COMM_ERROR,
-       "group '" + self_.group().name + "' was shrunk on rank " +
-           self_.group().numberOf(self_.rank()) + ", which ended its operations",
-       "",
-       0,
-       self_.group().name,
-       {self_.rank()},
-       {}},
-      Cause::requested);
 }
 
 std::exception_ptr FailureState::interruption() {

@@ -1,4 +1,4 @@
-// All hooks of a communicator: users', and those of its c10d group.
+// All hooks of a communicator: the users' hooks, and its c10d group's hooks.
 #pragma once
 
 #include <exception>

@@ -29,25 +29,6 @@ constexpr Milliseconds kMovingSlack{200};
 
 }  // namespace
 
-HostExecutor::HostExecutor(
-    CommHandle& library,
-    Joining& joining,
-    InFlightOps& inFlight,
-    GroupHooks& hooks,
-    DeferredOps& deferred,
-    FailureState& failureState,
-    Watchdog& watchdog,
-    Observer& observer)
-    : library_(library),
-      joining_(joining),
-      inFlight_(inFlight),
-      hooks_(hooks),
-      deferred_(deferred),
-      failureState_(failureState),
-      watchdog_(watchdog),
-      observer_(observer),
-      worker_(deferred_.worker()) {}
-
 void HostExecutor::prepare(Operation& op) {
   if (op.ordered && op.async) {
     worker_.start();

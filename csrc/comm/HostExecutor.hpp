@@ -30,7 +30,16 @@ class HostExecutor final : public Executor {
       DeferredOps& deferred,
       FailureState& failureState,
       Watchdog& watchdog,
-      Observer& observer);
+      Observer& observer)
+      : library_(library),
+        joining_(joining),
+        inFlight_(inFlight),
+        hooks_(hooks),
+        deferred_(deferred),
+        failureState_(failureState),
+        watchdog_(watchdog),
+        observer_(observer),
+        worker_(deferred_.worker()) {}
 
   void prepare(Operation& op) override;
   void run(PreparedOp& call, const WorkPtr& work) override;

@@ -12,7 +12,6 @@
 #include "comm/CommHandle.hpp"
 #include "comm/FailureState.hpp"
 #include "comm/GroupHooks.hpp"
-#include "comm/Identity.hpp"
 #include "comm/Joining.hpp"
 #include "comm/RecordedOp.hpp"
 #include "comm/Watchdog.hpp"
@@ -25,25 +24,6 @@ constexpr std::chrono::microseconds kEndPoll{50};
 constexpr int kLooks = 100;
 
 }  // namespace
-
-StreamExecutor::StreamExecutor(
-    const Identity& self,
-    bool highPriority,
-    CommHandle& library,
-    Joining& joining,
-    InFlightOps& inFlight,
-    GroupHooks& hooks,
-    FailureState& failureState,
-    Watchdog& watchdog)
-    : self_(self),
-      library_(library),
-      joining_(joining),
-      inFlight_(inFlight),
-      hooks_(hooks),
-      failureState_(failureState),
-      watchdog_(watchdog),
-      device_(self.device(), highPriority),
-      graphStream_(device_, highPriority) {}
 
 void StreamExecutor::prepare(Operation& op) {
   device_.prepare();

@@ -8,6 +8,7 @@
 
 #include "comm/Executor.hpp"
 #include "comm/Flight.hpp"
+#include "comm/Identity.hpp"
 #include "device/AcceleratorDevice.hpp"
 #include "device/GraphStream.hpp"
 
@@ -16,7 +17,6 @@ namespace torchcomms_pg {
 class CommHandle;
 class FailureState;
 class GroupHooks;
-class Identity;
 class Joining;
 class Watchdog;
 
@@ -33,7 +33,16 @@ class StreamExecutor final : public Executor {
       InFlightOps& inFlight,
       GroupHooks& hooks,
       FailureState& failureState,
-      Watchdog& watchdog);
+      Watchdog& watchdog)
+      : self_(self),
+        library_(library),
+        joining_(joining),
+        inFlight_(inFlight),
+        hooks_(hooks),
+        failureState_(failureState),
+        watchdog_(watchdog),
+        device_(self.device(), highPriority),
+        graphStream_(device_, highPriority) {}
 
   void prepare(Operation& op) override;
   void run(PreparedOp& call, const WorkPtr& work) override;
