@@ -93,6 +93,7 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
   registerControlPlane();
   bindErrors(module);
   bindWork(module);
+  bindLateFlights(module);
   bindLateWork(module);
   bindOperatorGate(module);
   bindInterrupts();

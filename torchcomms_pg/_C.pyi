@@ -800,43 +800,140 @@ class Window:
     @property
     def shape(self) -> list[int] | None: ...
 
-def show_operators(mode: TorchDispatchMode | None) -> None:
-    """Shows a mode the operators of torch that touch guarded memory, and those of c10d.
+def show_operators(
+    mode: TorchDispatchMode, issued: Callable[..., object], roles: dict[str, dict[str, Any]]
+) -> None:
+    """Shows a mode the operators of torch that touch memory of flights, and functional collectives.
 
-    They are the operators of the threads of `show_thread`. All other operators pass in C++. None
-    shows no operator.
+    They are the operators of the threads of `show_thread`. All other operators pass in C++.
+    Asynchronous operators of c10d are issued on copies there.
+
+    Args:
+        issued: called with the name of an operation of c10d, the number of elements and the dtype
+            of its tensors, the group's name and description, whether it is asynchronous, and
+            whether it can be checked. Returns an object with `report` and `overlaps`, as
+            `check_async.issues.Issue` has them.
+        roles: of the arguments of c10d's operators, as `check_async.arguments.c10d_roles` returns
+            them.
     """
+
+def show_no_operators() -> None:
+    """Ends `show_operators`."""
 
 def show_thread(shown: bool) -> bool:
     """Sets whether the operators of the calling thread are shown; returns whether they were."""
 
-def guard_memory(key: int, memory: Sequence[tuple[int, int]]) -> None:
-    """Guards memory, in place of what the same key has guarded.
+def show_again(operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls an operator of c10d that the mode has been shown, so that it is checked."""
+
+def poison(tensor: torch.Tensor) -> None:
+    """Fills the tensor with NaN, or with a value that is unlikely for its type."""
+
+class Span:
+    """The bytes of one tensor, which keep no memory alive."""
+
+    def __init__(self, tensor: torch.Tensor) -> None: ...
+    def freed(self) -> bool:
+        """Returns whether the memory has been freed, by the storage's end or by a resize."""
+
+    def shares_bytes(self, other: Span) -> bool:
+        """Returns whether the tensors have a byte in common."""
+
+class Flight:
+    """One operation whose end the program does not know yet. Keeps no tensor alive.
 
     Args:
-        key: any number.
-        memory: addresses of a first byte, and behind the last one. Empty if nothing is guarded any
-            more.
+        issue: has `report` and `overlaps`, as `check_async.issues.Issue` has them.
+        outputs, inputs: the tensors that it writes, and those that it only reads.
+        compiled: whether compiled code has issued it.
+
+    Attributes:
+        process: who has issued it.
+        touched: whether an operator has written into its tensors.
     """
 
-def guard_nothing() -> None:
-    """Guards no memory any more, also in a forked child."""
-
-class LateWork(_Work):
-    """The work of an operation on copies, whose results `delivery` hands over at its end.
-
-    `results` are the tensors that the operation writes, `outputs` the caller's tensors for them.
-    """
+    process: int
+    touched: bool
 
     def __init__(
         self,
-        real: _Work,
-        delivery: object,
-        results: Sequence[torch.Tensor],
+        issue: object,
         outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        compiled: bool,
     ) -> None: ...
     @property
-    def delivery(self) -> Any: ...
+    def issue(self) -> Any: ...
+    @property
+    def outputs(self) -> list[Span]: ...
+    @property
+    def inputs(self) -> list[Span]: ...
+
+def any_flights() -> bool: ...
+def flights() -> list[Flight]: ...
+def sweep_flights() -> None:
+    """Drops the flights whose tensors are gone, and reports lost results of compiled code."""
+
+def forget_flights() -> None:
+    """Drops all flights, also in a forked child."""
+
+class Delivery:
+    """Hands an operation's results over when the program learns of its end.
+
+    Args:
+        flight: of a functional collective; is in `flights()` from now on.
+        inputs, copies: the program's tensors, and what was in them at the issue.
+    """
+
+    def __init__(
+        self, flight: Flight, inputs: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]
+    ) -> None: ...
+    @property
+    def flight(self) -> Flight: ...
+    def ended(self, ok: bool) -> None:
+        """Hands the results over, if the operation has ended well, and ends the flight."""
+
+    def end_with(self, result: torch.Tensor) -> None:
+        """Hands over the result of a functional collective, and ends the flight."""
+
+    def future_taken(self) -> None:
+        """Notes that Python has got a future, whose calls tell of the end."""
+
+    def future_passed_on(self) -> None:
+        """Notes that the future is in the hands of C++, which waits for it by itself."""
+
+    def work_dropped(self) -> None:
+        """Releases the inputs, as a work does that the program drops: futures keep no input."""
+
+class LateWork(_Work):
+    """The work of an operation on copies, whose results are handed over at its end."""
+
+    @property
+    def deliveries(self) -> list[Delivery]: ...
+
+def issue_late(
+    issue: object,
+    outputs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    call: Callable[[list[torch.Tensor], list[torch.Tensor]], _Work | None],
+    batch: object,
+) -> LateWork | None:
+    """Issues an operation on copies, and returns the work that ends late.
+
+    Args:
+        issue: has `report` and `overlaps`, as `check_async.issues.Issue` has them.
+        call: issues it, given the tensors to write and those to read.
+        batch: the operation is a part of the open batch of this object, if the thread has one.
+    """
+
+def open_late_batch(batch: object) -> None:
+    """Opens a batch of an object in this thread, unless it has one."""
+
+def close_late_batch(batch: object, work: _Work | None) -> _Work | None:
+    """Returns a work that hands over the results of the object's batch when `work` ends."""
+
+def cancel_late_batch(batch: object) -> None:
+    """Ends the operations of the object's batch without results."""
 
 class Work(_Work):
     """One issued operation. Its repr shows operation, sizes, group, rank, timeout and state."""

@@ -50,6 +50,7 @@ ConnectGloo glooConnector(const std::string& name, Milliseconds timeout);
 
 void bindErrors(py::module_& module);
 void bindWork(py::module_& module);
+void bindLateFlights(py::module_& module);
 void bindLateWork(py::module_& module);
 void bindOperatorGate(py::module_& module);
 void bindInterrupts();

@@ -1,40 +1,50 @@
 #include "bindings/LateWork.hpp"
 
+#include <ATen/Functions.h>
+#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "bindings/Bindings.hpp"
 
 namespace torchcomms_pg {
 
-LateWork::LateWork(
-    c10::intrusive_ptr<c10d::Work> real,
-    py::object delivery,
-    std::vector<at::Tensor> results,
-    std::vector<at::Tensor> outputs)
-    : real_(std::move(real)),
-      delivery_(std::move(delivery)),
-      results_(std::move(results)),
-      outputs_(std::move(outputs)) {}
+namespace {
 
-LateWork::~LateWork() {
-  if (Py_IsInitialized() == 0) {
-    delivery_.release();
-    return;
+// The operations of the batches that this thread has open.
+thread_local std::map<const void*, std::vector<LatePart>> openBatches;
+
+std::vector<at::Tensor> clonesOf(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> clones;
+  clones.reserve(tensors.size());
+  for (const auto& each : tensors) {
+    clones.push_back(each.clone());
   }
-  const py::gil_scoped_acquire gil;
-  delivery_ = py::object();
+  return clones;
 }
 
-bool LateWork::isCompleted() {
-  const bool ended = real_->isCompleted();
-  if (ended) {
-    tell("ended", real_->isSuccess());
+// Returns the key of a batch of a process group, or of another object of Python.
+const void* keyOf(const py::object& batch) {
+  if (py::isinstance<c10d::ProcessGroup>(batch)) {
+    return batch.cast<c10d::ProcessGroup*>();
   }
-  return ended;
+  return batch.ptr();
+}
+
+}  // namespace
+
+bool LateWork::isCompleted() {
+  const bool over = real_->isCompleted();
+  if (over) {
+    ended(real_->isSuccess());
+  }
+  return over;
 }
 
 std::vector<at::Tensor> LateWork::result() {
@@ -48,7 +58,9 @@ void LateWork::synchronize() {
 }
 
 bool LateWork::wait(std::chrono::milliseconds timeout) {
-  tell("awaited", true);
+  for (const LatePart& part : parts_) {
+    part.delivery->awaited();
+  }
   bool result = false;
   endWith([&] { result = real_->wait(timeout); });
   return result;
@@ -62,9 +74,11 @@ c10::intrusive_ptr<c10::ivalue::Future> LateWork::getFuture() {
   auto self = c10::intrusive_ptr<LateWork>::unsafe_reclaim_from_nonowning(this);
   const auto future = real_->getFuture();
   return future->then(
-      [self = std::move(self)](c10::ivalue::Future& ended) {
-        self->tell("complete", !ended.hasError());
-        return self->withOutputs(ended.value());  // raises the operation's error
+      [self = std::move(self)](c10::ivalue::Future& over) {
+        for (const LatePart& part : self->parts_) {
+          part.delivery->complete(!over.hasError());
+        }
+        return self->withOutputs(over.value());  // raises the operation's error
       },
       future->elementType());
 }
@@ -73,9 +87,9 @@ c10::intrusive_ptr<c10::ivalue::Future> LateWork::getFutureResult() {
   auto self = c10::intrusive_ptr<LateWork>::unsafe_reclaim_from_nonowning(this);
   const auto future = real_->getFutureResult();
   return future->then(
-      [self = std::move(self)](c10::ivalue::Future& ended) {
-        self->tell("ended", self->isSuccess());
-        return ended.value();
+      [self = std::move(self)](c10::ivalue::Future& over) {
+        self->ended(self->isSuccess());
+        return over.value();
       },
       future->elementType());
 }
@@ -84,15 +98,16 @@ void LateWork::endWith(const std::function<void()>& wait) const {
   try {
     wait();
   } catch (...) {
-    tell("ended", false);
+    ended(false);
     throw;
   }
-  tell("ended", true);
+  ended(true);
 }
 
-void LateWork::tell(const char* method, bool ok) const {
-  const py::gil_scoped_acquire gil;
-  delivery_.attr(method)(ok);
+void LateWork::ended(bool ok) const {
+  for (const LatePart& part : parts_) {
+    part.delivery->ended(ok);
+  }
 }
 
 at::IValue LateWork::withOutputs(const at::IValue& value) const {
@@ -101,29 +116,137 @@ at::IValue LateWork::withOutputs(const at::IValue& value) const {
   }
   auto tensors = value.toTensorVector();
   for (auto& tensor : tensors) {
-    const auto found = std::find_if(results_.begin(), results_.end(), [&](const at::Tensor& each) {
-      return each.is_same(tensor);
-    });
-    if (found != results_.end()) {
-      tensor = outputs_[static_cast<size_t>(found - results_.begin())];
+    for (const LatePart& part : parts_) {
+      for (size_t i = 0; i < part.results.size(); ++i) {
+        if (part.results[i].is_same(tensor)) {
+          tensor = part.outputs[i];
+        }
+      }
     }
   }
   return tensors;
 }
 
+bool overlaps(
+    const c10::SafePyObject& issue,
+    const std::vector<at::Tensor>& outputs,
+    const std::vector<at::Tensor>& inputs) {
+  if (!flights::concern(outputs) && !flights::concern(inputs)) {
+    return false;
+  }
+  const py::gil_scoped_acquire gil;
+  return py::handle(issue.ptr(getPyInterpreter())).attr("overlaps")(outputs, inputs).cast<bool>();
+}
+
+C10dWork issueLate(
+    c10::SafePyObject issue,
+    std::vector<at::Tensor> outputs,
+    std::vector<at::Tensor> inputs,
+    const IssueCall& call,
+    const void* batch) {
+  const bool shared = overlaps(issue, outputs, inputs);
+  std::vector<at::Tensor> results;
+  std::vector<at::Tensor> given;
+  std::vector<at::Tensor> copies;
+  {
+    const Unseen unseen;
+    results = clonesOf(outputs);
+    given = clonesOf(inputs);
+    copies = clonesOf(inputs);  // a backend may write into what it only has to read
+  }
+  auto work = call(results, given);
+  for (const auto& each : outputs) {
+    each.mutable_data_ptr();  // moves memory that is shared until a write, before spans are taken
+  }
+  auto flight = std::make_shared<LateFlight>(std::move(issue), outputs, inputs, false);
+  flight->touched = shared;
+  {
+    const Unseen unseen;
+    std::for_each(outputs.begin(), outputs.end(), poison);
+  }
+  // Results of the work may be its inputs: at the root of a broadcast, for example.
+  LatePart late{nullptr, results.empty() ? given : results, outputs.empty() ? inputs : outputs};
+  // An input may share bytes with an output: in place, only its own bytes count.
+  const auto sharing = [&](const Span& input) {
+    return std::any_of(flight->outputs.begin(), flight->outputs.end(), [&](const Span& output) {
+      return input.sharesBytes(output);
+    });
+  };
+  if (std::any_of(flight->inputs.begin(), flight->inputs.end(), sharing)) {
+    flight->inputs.clear();
+    inputs.clear();
+    copies.clear();
+  }
+  late.delivery = std::make_shared<Delivery>(
+      std::move(flight),
+      std::move(outputs),
+      std::move(results),
+      std::move(inputs),
+      std::move(copies));
+  if (const auto open = openBatches.find(batch); open != openBatches.end()) {
+    open->second.push_back(late);
+  }
+  if (work == nullptr) {
+    return nullptr;
+  }
+  return c10::make_intrusive<LateWork>(std::move(work), std::vector<LatePart>{std::move(late)});
+}
+
 void bindLateWork(py::module_& module) {
   py::class_<LateWork, c10::intrusive_ptr<LateWork>, c10d::Work>(module, "LateWork")
-      .def(
-          py::init<
-              c10::intrusive_ptr<c10d::Work>,
-              py::object,
-              std::vector<at::Tensor>,
-              std::vector<at::Tensor>>(),
-          py::arg("real"),
-          py::arg("delivery"),
-          py::arg("results"),
-          py::arg("outputs"))
-      .def_property_readonly("delivery", &LateWork::delivery);
+      .def_property_readonly("deliveries", [](const LateWork& work) {
+        std::vector<std::shared_ptr<Delivery>> deliveries;
+        for (const LatePart& part : work.parts()) {
+          deliveries.push_back(part.delivery);
+        }
+        return deliveries;
+      });
+  module.def(
+      "issue_late",
+      [](py::object issue,
+         std::vector<at::Tensor> outputs,
+         std::vector<at::Tensor> inputs,
+         const py::function& call,
+         const py::object& batch) {
+        const auto called = [&](const auto& written, const auto& read) {
+          const py::gil_scoped_acquire gil;
+          return call(written, read).template cast<C10dWork>();
+        };
+        c10::SafePyObject kept(issue.release().ptr(), getPyInterpreter());
+        const void* const key = keyOf(batch);
+        const py::gil_scoped_release release;
+        return issueLate(std::move(kept), std::move(outputs), std::move(inputs), called, key);
+      },
+      py::arg("issue"),
+      py::arg("outputs"),
+      py::arg("inputs"),
+      py::arg("call"),
+      py::arg("batch"));
+  module.def(
+      "open_late_batch",
+      [](const py::object& batch) { openBatches.try_emplace(keyOf(batch)); },
+      py::arg("batch"));
+  module.def(
+      "cancel_late_batch",
+      [](const py::object& batch) {
+        if (const auto open = openBatches.extract(keyOf(batch))) {
+          for (const LatePart& part : open.mapped()) {
+            part.delivery->ended(false);
+          }
+        }
+      },
+      py::arg("batch"));
+  module.def(
+      "close_late_batch",
+      [](const py::object& batch, C10dWork work) -> C10dWork {
+        auto open = openBatches.extract(keyOf(batch));
+        if (work == nullptr || open.empty() || open.mapped().empty()) {
+          return work;
+        }
+        return c10::make_intrusive<LateWork>(std::move(work), std::move(open.mapped()));
+      },
+      py::arg("batch"),
+      py::arg("work"));
 }
 
 }  // namespace torchcomms_pg

@@ -3,35 +3,35 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
-#include <pybind11/pybind11.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <functional>
+#include <memory>
 #include <vector>
 
-namespace py = pybind11;
+#include "bindings/LateFlights.hpp"
 
 namespace torchcomms_pg {
 
+using C10dWork = c10::intrusive_ptr<c10d::Work>;
+
+// What an operation on copies needs at its end.
+struct LatePart {
+  std::shared_ptr<Delivery> delivery;
+  std::vector<at::Tensor> results;  // that the operation writes
+  std::vector<at::Tensor> outputs;  // the caller's tensors for them
+};
+
 // Stands for the work of an operation that runs on copies of the caller's tensors. Before a call
-// tells its caller that the operation has ended, this class calls `delivery.ended(ok)`, which
-// copies the results into the caller's tensors. Only torchcomms_pg/check_async makes objects of
-// this class.
+// tells its caller that the operation has ended, this class has the results copied into the
+// caller's tensors. Only the check of asynchronous operations makes objects of this class.
 class LateWork final : public c10d::Work {
  public:
-  // `results` are the tensors that the operation writes, `outputs` the caller's tensors for them.
-  LateWork(
-      c10::intrusive_ptr<c10d::Work> real,
-      py::object delivery,
-      std::vector<at::Tensor> results,
-      std::vector<at::Tensor> outputs);
-  ~LateWork() override;
-
-  LateWork(const LateWork&) = delete;
-  LateWork& operator=(const LateWork&) = delete;
+  LateWork(C10dWork real, std::vector<LatePart> parts)
+      : real_(std::move(real)), parts_(std::move(parts)) {}
 
   c10d::Work& real() const { return *real_; }
-  const py::object& delivery() const { return delivery_; }
+  const std::vector<LatePart>& parts() const { return parts_; }
 
   bool isCompleted() override;
   bool isSuccess() const override { return real_->isSuccess(); }
@@ -49,16 +49,35 @@ class LateWork final : public c10d::Work {
   uint64_t getSequencenumber() const override { return real_->getSequencenumber(); }
 
  private:
-  // Runs `wait`, and then tells `delivery_` whether the operation has ended well.
+  // Runs `wait`, and then tells the deliveries whether the operation has ended well.
   void endWith(const std::function<void()>& wait) const;
-  void tell(const char* method, bool ok) const;
+  void ended(bool ok) const;
   // Returns the value of the operation's future, with the caller's tensors in it.
   at::IValue withOutputs(const at::IValue& value) const;
 
-  const c10::intrusive_ptr<c10d::Work> real_;
-  py::object delivery_;
-  const std::vector<at::Tensor> results_;
-  const std::vector<at::Tensor> outputs_;
+  const C10dWork real_;
+  const std::vector<LatePart> parts_;
 };
+
+// Issues an asynchronous operation on copies, and returns the work that ends late; null if `call`
+// returns null. If the calling thread has opened a batch with the key, the operation is a part of
+// the batch's work as well.
+//
+// `call` issues the operation, given the tensors to write and those to read.
+using IssueCall =
+    std::function<C10dWork(const std::vector<at::Tensor>&, const std::vector<at::Tensor>&)>;
+C10dWork issueLate(
+    c10::SafePyObject issue,
+    std::vector<at::Tensor> outputs,
+    std::vector<at::Tensor> inputs,
+    const IssueCall& call,
+    const void* batch);
+
+// Has the issue's object of Python report the flights whose memory an operation takes, and returns
+// whether one is.
+bool overlaps(
+    const c10::SafePyObject& issue,
+    const std::vector<at::Tensor>& outputs,
+    const std::vector<at::Tensor>& inputs);
 
 }  // namespace torchcomms_pg

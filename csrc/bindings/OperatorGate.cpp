@@ -2,8 +2,9 @@
 //
 // A TorchDispatchMode costs each operator two passages through Python, four to twelve times the
 // time of a tiny one. The gate is a kernel in C++ that each operator passes instead. It compares
-// addresses. While an operator runs that touches guarded memory, or that c10d has registered, the
-// gate keeps the mode on torch's stack.
+// addresses. While an operator runs that touches memory of a flight, or a functional collective,
+// the gate keeps the mode on torch's stack. It issues the asynchronous operations of c10d on
+// copies.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -11,17 +12,23 @@
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <algorithm>
-#include <atomic>
-#include <cstdint>
-#include <mutex>
-#include <shared_mutex>
+#include <functional>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "base/AtomicShared.hpp"
 #include "bindings/Bindings.hpp"
+#include "bindings/LateWork.hpp"
 
 namespace torchcomms_pg {
 
@@ -32,53 +39,53 @@ constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 constexpr c10::DispatchKeySet kOfPython{
     c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot};
 
+constexpr std::string_view kC10d = "c10d::";
+
+// Keys of what sees or changes the arguments of an operator of c10d before this file does: the
+// program's modes, subclasses of Tensor, and torch's views of complex numbers. The operator is
+// called again below them, and the mode passes it on (show_again).
+constexpr c10::DispatchKeySet kShownFirst{
+    c10::DispatchKey::Python,
+    c10::DispatchKey::Conjugate,
+    c10::DispatchKey::Negative,
+    c10::DispatchKey::ZeroTensor};
+
 using Mode = std::shared_ptr<c10::impl::PyObject_TorchDispatchMode>;
 
-// Addresses of the first byte, and behind the last one.
-using Bytes = std::pair<uint64_t, uint64_t>;
-
-// What operators are compared with. Operators run without the GIL.
-struct Guarded {
-  std::shared_mutex mutex;
-  Mode mode;
-  std::vector<std::pair<uint64_t, Bytes>> memory;  // with the key that it was given with
-  std::atomic<bool> any{false};                    // whether there is memory
+// Which arguments of an operator of c10d an operation writes, and which it only reads.
+struct Roles {
+  std::string name;  // in reports
+  std::vector<size_t> writes, reads;
+  size_t group;
+  std::optional<size_t> async;  // messages have no such argument
+  std::optional<size_t> root;
+  bool rootReads;  // whether the root only reads `writes`; otherwise the other ranks do
 };
 
-// Never freed: threads may run operators at the process's end.
-std::atomic<Guarded*> guarded{new Guarded};
+// What sees operators: a mode of Python, and a callable that makes the object of Python for each
+// operation of c10d that is issued asynchronously.
+struct Audience {
+  Mode mode;
+  c10::SafePyObject issued;
+  std::map<std::string, Roles, std::less<>> roles;  // by the operator's name
+};
 
-bool inGuarded(const Guarded& all, const at::Tensor& tensor) {
-  // A subclass of Tensor shows its plain tensors to its own operators.
-  if (!tensor.defined() || tensor.key_set().has_any(kOfPython) || !tensor.has_storage() ||
-      !tensor.device().is_cpu() || tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() ||
-      tensor.numel() == 0) {
-    return false;
-  }
-  auto* storage = tensor.storage().unsafeGetStorageImpl();
-  const auto width = static_cast<int64_t>(tensor.element_size());
-  const auto begin = reinterpret_cast<uint64_t>(storage->_mutable_data_ptr_no_checks().get()) +
-                     static_cast<uint64_t>(tensor.storage_offset() * width);
-  int64_t last = 0;  // element with the highest address
-  for (int64_t i = 0; i < tensor.dim(); ++i) {
-    last += (tensor.size(i) - 1) * tensor.stride(i);
-  }
-  const uint64_t end = begin + static_cast<uint64_t>((last + 1) * width);
-  return std::any_of(all.memory.begin(), all.memory.end(), [&](const auto& each) {
-    return begin < each.second.second && each.second.first < end;
-  });
+// Operators run without the GIL. Never freed: threads may run operators at the process's end.
+AtomicShared<const Audience>& currentAudience() {
+  static auto* const made = new AtomicShared<const Audience>();
+  return *made;
 }
 
-bool inGuarded(const Guarded& all, const c10::IValue& value) {
+bool concernsFlight(const c10::IValue& value) {
   if (value.isTensor()) {
-    return inGuarded(all, value.toTensor());
+    return flights::concern(value.toTensor());
   }
   if (!value.isTensorList() && !value.isOptionalTensorList()) {
     return false;
   }
   const auto list = value.toListRef();
   return std::any_of(
-      list.begin(), list.end(), [&](const auto& each) { return inGuarded(all, each); });
+      list.begin(), list.end(), [](const auto& each) { return concernsFlight(each); });
 }
 
 // Returns the mode that has to see a call of an operator; null if no mode has.
@@ -86,21 +93,124 @@ Mode modeFor(
     const c10::OperatorHandle& operation,
     c10::DispatchKeySet keys,
     const torch::jit::Stack& stack) {
-  Guarded& all = *guarded.load(std::memory_order_acquire);
   const std::string_view name = operation.operator_name().name;
   // Subclasses of Tensor and other modes call operators that do not pass this key.
-  const bool always = keys.has(c10::DispatchKey::Python) || name.starts_with("c10d::") ||
-                      name.starts_with("_c10d_functional::");
-  if (!always && !all.any.load(std::memory_order_acquire)) {
-    return nullptr;
+  bool shown = keys.has(c10::DispatchKey::Python) || name.starts_with("_c10d_functional::") ||
+               (name.starts_with(kC10d) && keys.has_any(kShownFirst));
+  if (!shown && flights::any()) {
+    const auto arguments = torch::jit::last(stack, operation.schema().arguments().size());
+    shown = std::any_of(
+        arguments.begin(), arguments.end(), [](const auto& each) { return concernsFlight(each); });
   }
-  const std::shared_lock lock(all.mutex);
-  const auto arguments = torch::jit::last(stack, operation.schema().arguments().size());
-  const bool concerned =
-      always || std::any_of(arguments.begin(), arguments.end(), [&](const auto& each) {
-        return inGuarded(all, each);
-      });
-  return concerned ? all.mode : nullptr;
+  const auto audience = shown ? currentAudience().load() : nullptr;
+  return audience == nullptr ? nullptr : audience->mode;
+}
+
+void appendTensors(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
+  if (value.isTensor()) {
+    tensors.push_back(value.toTensor());
+  } else if (value.isList()) {
+    for (const c10::IValue& each : value.toListRef()) {
+      appendTensors(each, tensors);
+    }
+  }
+}
+
+// Returns the value with the next tensors in place of its tensors.
+c10::IValue replaced(const c10::IValue& value, std::vector<at::Tensor>::const_iterator& next) {
+  if (value.isTensor()) {
+    return *next++;
+  }
+  if (!value.isList()) {
+    return value;
+  }
+  c10::impl::GenericList list(value.toList().elementType());
+  for (const c10::IValue& each : value.toListRef()) {
+    list.push_back(replaced(each, next));
+  }
+  return list;
+}
+
+// Calls an operator of c10d; if it is asynchronous, on copies.
+void issueC10d(
+    const Audience& audience,
+    const Roles& known,
+    const c10::OperatorHandle& operation,
+    c10::DispatchKeySet keys,
+    torch::jit::Stack* stack) {
+  const size_t count = operation.schema().arguments().size();
+  const auto argument = [&](size_t position) -> c10::IValue& {
+    return (*stack)[stack->size() - count + position];
+  };
+  const auto group = argument(known.group).toCustomClass<c10d::ProcessGroup>();
+  std::vector<size_t> writes = known.writes;
+  std::vector<size_t> reads = known.reads;
+  // Of a broadcast, its root only reads; of a reduce, the others.
+  if (known.root && (argument(*known.root).toInt() == group->getRank()) == known.rootReads) {
+    reads = std::exchange(writes, {});
+  }
+  std::vector<at::Tensor> outputs;
+  std::vector<at::Tensor> inputs;
+  for (const size_t each : writes) {
+    appendTensors(argument(each), outputs);
+  }
+  for (const size_t each : reads) {
+    appendTensors(argument(each), inputs);
+  }
+  const bool async = !known.async || argument(*known.async).toBool();
+  const bool covered = std::all_of(outputs.begin(), outputs.end(), hasBytes) &&
+                       std::all_of(inputs.begin(), inputs.end(), hasBytes);
+  if (!async && covered && !flights::concern(outputs) && !flights::concern(inputs)) {
+    operation.redispatchBoxed(keys, stack);
+    return;
+  }
+  const auto& described = outputs.empty() ? inputs : outputs;
+  const auto elements = [](int64_t sum, const at::Tensor& each) { return sum + each.numel(); };
+  const auto issue = [&] {
+    const py::gil_scoped_acquire gil;
+    py::object dtype = described.empty() ? py::none() : py::cast(described.front().scalar_type());
+    return c10::SafePyObject(
+        py::handle(audience.issued.ptr(getPyInterpreter()))(
+            known.name,
+            std::accumulate(described.begin(), described.end(), int64_t{0}, elements),
+            std::move(dtype),
+            group->getGroupName(),
+            group->getGroupDesc(),
+            async && covered,
+            covered)
+            .release()
+            .ptr(),
+        getPyInterpreter());
+  }();
+  if (!async || !covered) {
+    if (covered) {
+      overlaps(issue, outputs, inputs);
+    }
+    operation.redispatchBoxed(keys, stack);
+    return;
+  }
+  std::optional<c10::IValue> returned;
+  if (operation.schema().returns().size() > 1) {
+    returned = argument((writes.empty() ? reads : writes).front());
+  }
+  const auto call = [&](const auto& written, const auto& read) {
+    auto next = written.begin();
+    for (const size_t each : writes) {
+      argument(each) = replaced(argument(each), next);
+    }
+    next = read.begin();
+    for (const size_t each : reads) {
+      argument(each) = replaced(argument(each), next);
+    }
+    const c10::impl::ExcludeDispatchKeyGuard unseen(kKey);
+    operation.redispatchBoxed(keys, stack);
+    return stack->back().toCustomClass<c10d::Work>();
+  };
+  auto work = issueLate(issue, outputs, inputs, call, group.get());
+  if (returned) {
+    (*stack)[stack->size() - 2] = std::move(*returned);
+  }
+  stack->back() = std::move(work);
 }
 
 using Modes = c10::impl::TorchDispatchModeTLS;
@@ -144,7 +254,22 @@ void pass(
     const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
   const auto excluded = c10::impl::tls_local_dispatch_key_set().excluded_;
-  Mode mode = excluded.has(c10::DispatchKey::Python) ? nullptr : modeFor(operation, keys, *stack);
+  if (excluded.has(c10::DispatchKey::Python)) {
+    operation.redispatchBoxed(keys, stack);
+    return;
+  }
+  const std::string_view name = operation.operator_name().name;
+  if (name.starts_with(kC10d) && !keys.has_any(kShownFirst)) {
+    const auto audience = currentAudience().load();
+    if (audience != nullptr) {
+      const auto roles = audience->roles.find(name.substr(kC10d.size()));
+      if (roles != audience->roles.end()) {
+        issueC10d(*audience, roles->second, operation, keys, stack);
+        return;
+      }
+    }
+  }
+  Mode mode = modeFor(operation, keys, *stack);
   if (mode == nullptr) {
     operation.redispatchBoxed(keys, stack);
     return;
@@ -153,7 +278,19 @@ void pass(
   operation.redispatchBoxed(keys | (kOfPython - excluded), stack);
 }
 
-void showOperators(const py::object& mode) {
+Roles rolesOf(const py::dict& values) {
+  return {
+      values["name"].cast<std::string>(),
+      values["writes"].cast<std::vector<size_t>>(),
+      values["reads"].cast<std::vector<size_t>>(),
+      values["group"].cast<size_t>(),
+      values["async_op"].cast<std::optional<size_t>>(),
+      values["root"].cast<std::optional<size_t>>(),
+      values["root_reads"].cast<bool>()};
+}
+
+void showOperators(
+    py::object mode, py::object issued, const std::map<std::string, py::dict>& roles) {
   // torch changes its table of each operator for the kernel, so only for who asks for it.
   static auto* const library = [] {
     auto* made =
@@ -162,12 +299,15 @@ void showOperators(const py::object& mode) {
     return made;
   }();
   (void)library;
-  Mode next = mode.is_none() ? nullptr
-                             : std::make_shared<c10::impl::PyObject_TorchDispatchMode>(
-                                   mode.inc_ref().ptr(), getPyInterpreter());
-  Guarded& all = *guarded.load(std::memory_order_acquire);
-  const std::unique_lock lock(all.mutex);
-  all.mode.swap(next);
+  auto made = std::make_shared<Audience>(Audience{
+      std::make_shared<c10::impl::PyObject_TorchDispatchMode>(
+          mode.release().ptr(), getPyInterpreter()),
+      c10::SafePyObject(issued.release().ptr(), getPyInterpreter()),
+      {}});
+  for (const auto& [name, values] : roles) {
+    made->roles.emplace(name, rolesOf(values));
+  }
+  currentAudience().store(std::move(made));
 }
 
 bool showThread(bool shown) {
@@ -176,37 +316,34 @@ bool showThread(bool shown) {
   return was;
 }
 
-void guardMemory(uint64_t key, const std::vector<Bytes>& memory) {
-  Guarded& all = *guarded.load(std::memory_order_acquire);
-  const std::unique_lock lock(all.mutex);
-  std::erase_if(all.memory, [&](const auto& each) { return each.first == key; });
-  for (const Bytes& each : memory) {
-    all.memory.emplace_back(key, each);
+// Shows an operator that the mode has been shown once more, without the program's modes.
+class ShownAgain {
+ public:
+  ShownAgain() : excluded_(c10::impl::tls_is_dispatch_key_excluded(kKey)) {
+    c10::impl::tls_set_dispatch_key_excluded(kKey, false);
   }
-  all.any.store(!all.memory.empty(), std::memory_order_release);
-}
+  ~ShownAgain() { c10::impl::tls_set_dispatch_key_excluded(kKey, excluded_); }
+  ShownAgain(const ShownAgain&) = delete;
+  ShownAgain& operator=(const ShownAgain&) = delete;
 
-void guardNothing() {
-  Guarded& all = *guarded.load(std::memory_order_acquire);
-  const std::unique_lock lock(all.mutex, std::try_to_lock);
-  if (lock.owns_lock()) {
-    all.memory.clear();
-    all.any.store(false, std::memory_order_release);
-    return;
-  }
-  // A thread that a forked child lacks may hold the mutex for ever.
-  auto* next = new Guarded;
-  next->mode = all.mode;
-  guarded.store(next, std::memory_order_release);
-}
+ private:
+  const bool excluded_;
+};
 
 }  // namespace
 
 void bindOperatorGate(py::module_& module) {
-  module.def("show_operators", &showOperators, py::arg("mode"));
+  module.def(
+      "show_operators", &showOperators, py::arg("mode"), py::arg("issued"), py::arg("roles"));
+  module.def("show_no_operators", [] { currentAudience().store(nullptr); });
   module.def("show_thread", &showThread, py::arg("shown"));
-  module.def("guard_memory", &guardMemory, py::arg("key"), py::arg("memory"));
-  module.def("guard_nothing", &guardNothing);
+  module.def(
+      "show_again",
+      [](const py::function& operation, const py::args& args, const py::kwargs& kwargs) {
+        const ShownAgain shown;
+        return operation(*args, **kwargs);
+      },
+      py::arg("operation"));
 }
 
 }  // namespace torchcomms_pg

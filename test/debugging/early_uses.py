@@ -232,6 +232,22 @@ def columns_share_bytes_with_a_row():
     work.wait()
 
 
+@fault("read")
+def a_column_is_reduced_and_read():
+    table = torch.ones(4, 3)
+    work = dist.all_reduce(table[:, 1], async_op=True)  # issue
+    assert table.sum().isnan()  # then
+    work.wait()
+
+
+@fault("changed")
+def a_column_is_reduced_and_written_through_numpy():
+    table = torch.ones(4, 3)
+    work = dist.all_reduce(table[:, 1], async_op=True)  # issue
+    table.numpy()[2, 1] = 5
+    work.wait()  # then
+
+
 @fault("changed")
 def an_input_is_written_through_numpy():
     tensor, output = torch.ones(4), torch.zeros(4)
@@ -344,6 +360,25 @@ def disjoint_views():
     for work in works:
         work.wait()
     assert received.tolist() == [0, 0, 0]
+
+
+@right
+def a_column_is_reduced():
+    table = torch.arange(12.0).view(4, 3)
+    work = dist.all_reduce(table[:, 1], async_op=True)
+    assert table[:, 2].tolist() == [2, 5, 8, 11]
+    work.wait()
+    assert table.view(-1).tolist() == list(range(12))
+
+
+@right
+def memory_is_shared_until_a_write():
+    source = torch.arange(4.0)
+    tensor = torch._lazy_clone(source)
+    work = dist.all_reduce(tensor, async_op=True)
+    assert source.tolist() == [0, 1, 2, 3]
+    work.wait()
+    assert tensor.tolist() == source.tolist() == [0, 1, 2, 3]
 
 
 @right

@@ -16,7 +16,7 @@ from debugging import early_uses
 from harness import ROOT
 from harness.comms import torchcomms
 from harness.programs import run_program
-from torchcomms_pg import check_async
+from torchcomms_pg import _C, check_async
 from torchcomms_pg.check_async import checker
 
 pytestmark = pytest.mark.timeout(120)
@@ -110,6 +110,21 @@ def test_an_operation_of_torchcomm_is_checked():
     assert findings[1].issue[0] == "send (3 x float32) of group 'c'"
 
 
+def test_a_group_launch_that_is_cancelled_has_no_early_uses():
+    comm = torchcomms().new_comm("shm", "cpu", "g", rank=0, size=1, store=dist.HashStore())
+
+    def program():
+        tensor = torch.ones(3)
+        with pytest.raises(KeyError), comm.group():
+            comm.send(tensor, 0, True)
+            raise KeyError
+        tensor.add_(1)
+
+    findings = checked(program)
+    comm.finalize()
+    assert findings.operations == 1 and not findings.found, f"{findings}"
+
+
 def test_an_error_of_the_operation_is_raised_as_without_the_check():
     def program():
         with pytest.raises((RuntimeError, ValueError)):
@@ -190,6 +205,48 @@ def test_operators_that_touch_no_operation_in_flight_do_not_pass_python(monkeypa
     assert [finding.kind for finding in checked(program).found] == ["read"]
 
 
+def calls_of_python(program):
+    """Returns how many functions of Python a program calls."""
+    calls = []
+    program()  # fills caches
+    sys.setprofile(lambda frame, event, argument: calls.append(event) if event == "call" else None)
+    try:
+        program()
+    finally:
+        sys.setprofile(None)
+    return len(calls)
+
+
+@pytest.mark.parametrize("name", ("all_reduce", "all_gather_into_tensor"))
+def test_an_operation_and_its_wait_call_six_functions_of_python_more_than_without(name):
+    def program():
+        getattr(dist, name)(*tensors, async_op=True).wait()
+
+    def compare():
+        with_check.append(calls_of_python(program))
+
+    tensors, with_check = [torch.ones(1000) for _ in range(1 + (name != "all_reduce"))], []
+    without = calls_of_python(program)
+    findings = checked(compare)
+    assert findings.operations == 2 and not findings.found
+    assert with_check[0] - without <= 6
+
+
+def test_an_operation_that_has_ended_leaves_nothing():
+    def program():
+        for _ in range(3):
+            dist.all_reduce(tensor, async_op=True).wait()
+        left.append(_C.any_flights())
+        works.append(dist.all_reduce(tensor, async_op=True))
+        left.append(_C.any_flights())
+        works.pop().wait()
+        left.append(_C.any_flights())
+
+    tensor, left, works = torch.ones(4), [], []
+    checked(program)
+    assert left == [False, True, False]
+
+
 def test_an_early_use_is_found_below_other_modes():
     class Passing(TorchDispatchMode):
         def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
@@ -235,8 +292,7 @@ def test_waiting_for_a_parents_work_is_found():
     def program():
         work = dist.all_reduce(torch.ones(3), async_op=True)
         work.wait()
-        delivery = work.delivery
-        delivery.flight.process += 1  # as in a forked child
+        work.deliveries[0].flight.process += 1  # as in a forked child
         work.wait()
 
     assert [each.kind for each in checked(program).found] == ["process"]

@@ -14,7 +14,7 @@ SOURCES = [file for file in CSRC.rglob("*") if file.suffix in {".cpp", ".hpp"} a
 
 # Files that need a mutex of the standard library.
 OTHERS = {
-    "bindings/OperatorGate.cpp": "operators of several threads read at the same time",
+    "bindings/LateFlights.cpp": "operators of several threads read at the same time",
     "comm/CommHandle.cpp": "waits for a mutex with a time limit",
     "comm/CommHandle.hpp": "waits for a mutex with a time limit",
     "comm/Work.cpp": "c10d::Work has the mutex",

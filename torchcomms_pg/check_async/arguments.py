@@ -110,6 +110,26 @@ _ONLY_SHAPES = {
 }
 
 
+def c10d_roles() -> dict[str, dict[str, Any]]:
+    """Returns the roles of the arguments of c10d's operators, by position, for C++."""
+    found = {}
+    for name, roles in C10D.items():
+        if not hasattr(torch.ops.c10d, name):  # of another version of torch
+            continue
+        schema = getattr(torch.ops.c10d, name).default._schema
+        at = {argument.name: position for position, argument in enumerate(schema.arguments)}
+        found[name] = {
+            "name": roles.name,
+            "writes": [at[each] for each in roles.writes],
+            "reads": [at[each] for each in roles.reads],
+            "group": at["process_group"],
+            "async_op": at.get("async_op"),
+            "root": at[roles.root] if roles.root else None,
+            "root_reads": roles.rooted == "reads",
+        }
+    return found
+
+
 def plan(operator: Any) -> tuple[tuple[int, str, bool], ...]:
     """Returns which arguments with tensors an operator of torch accesses.
 
@@ -137,6 +157,14 @@ def bound(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[
     values.update(zip((each.name for each in arguments), args, strict=False))
     values.update(kwargs)
     return values
+
+
+def plain(tensors: Iterable[Any]) -> bool:
+    """Returns whether all tensors are on the CPU and have strides."""
+    return all(
+        tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized
+        for tensor in tensors
+    )
 
 
 def tensors_in(value: Any) -> Iterable[torch.Tensor]:

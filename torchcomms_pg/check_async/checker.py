@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,22 +15,23 @@ from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchcomms_pg import _C, env, operations
+from torchcomms_pg.check_async import flights
 from torchcomms_pg.check_async.arguments import (
     C10D,
     COMMUNICATOR,
     FUNCTIONAL,
-    Roles,
     bound,
+    c10d_roles,
     mapped,
+    plain,
     plan,
     tensors_in,
 )
 from torchcomms_pg.check_async.findings import Finding, Findings, add
-from torchcomms_pg.check_async.flights import Deliveries, Delivery, Flight, Flights
+from torchcomms_pg.check_async.issues import Issue
 from torchcomms_pg.check_async.places import here, in_compiled_code
-from torchcomms_pg.check_async.spans import Unseen, plain, poison
+from torchcomms_pg.diagnosis.python_stacks import place_frames
 
-_Work: Any = torch._C._distributed_c10d.Work
 _Call = Callable[..., Any]
 _PLAIN = torch.Tensor.__torch_dispatch__
 
@@ -42,20 +44,20 @@ class Checker:
     """
 
     def __init__(self, found: Callable[[Finding], None] = lambda finding: None) -> None:
-        self.flights = Flights(self._report)
         self._found = found
         self._findings: dict[tuple[str, str, str], Finding] = {}
         self._operations = 0
         self._not_covered: dict[str, None] = {}
-        self._results = _Results(self)
-        self._batches = threading.local()
-        self._futures: dict[int, list[Delivery]] = {}
+        self._results = _Results()
+        self._world: ProcessGroup | None = None
+        self._world_rank: int | None = None
+        self._futures: dict[int, list[_C.Delivery]] = {}
         self._restore: list[tuple[Any, str, Any]] = []
         self.running = False
 
     def findings(self) -> Findings:
         """Returns what has been found so far."""
-        self.flights.sweep()
+        _C.sweep_flights()
         return Findings([*self._findings.values()], self._operations, [*self._not_covered])
 
     def start(self) -> None:
@@ -82,100 +84,75 @@ class Checker:
             original(thread)
 
         self._replace(threading.Thread, "_bootstrap_inner", in_thread)
-        _C.show_operators(_Mode(self))
+        _C.show_operators(_Mode(self), self._issued, c10d_roles())
         _C.show_thread(True)
 
     def stop(self) -> Findings:
         """Ends the check, and returns what was found. Call it in the thread that started it."""
         self.running = False
         _C.show_thread(False)
-        _C.show_operators(None)
-        _C.guard_nothing()
+        _C.show_no_operators()
+        findings = self.findings()
+        _C.forget_flights()
         while self._restore:
             owner, name, original = self._restore.pop()
             if original is None:
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
-        return self.findings()
+        return findings
 
     def forget(self) -> None:
         """Forgets what the parent process has found and issued, in its forked child."""
-        self.flights.clear()
+        _C.forget_flights()
         self._findings.clear()
         self._operations = 0
 
     # Operations
 
-    def c10d(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls an operator of c10d; if it is asynchronous, on copies."""
-        roles = C10D[operator._schema.name.partition("::")[2]]
-        values = bound(operator, args, kwargs)
-        group = ProcessGroup.unbox(values["process_group"])
-        roles = _for_rank(roles, group.rank(), values)
-        outputs = [each for name in roles.writes for each in tensors_in(values[name])]
-        inputs = [each for name in roles.reads for each in tensors_in(values[name])]
-        if not plain(outputs + inputs):
-            self._cannot("operations on tensors of other devices, or sparse ones")
-            return operator(*args, **kwargs)
-        what = partial(_described, roles.name, outputs or inputs, _name_of(group))
-        if values.get("async_op") is False:  # messages have no such argument
-            self._access(outputs, inputs, lambda: (what(), here()))
-            return operator(*args, **kwargs)
-
-        def call(written: Sequence[torch.Tensor], read: Sequence[torch.Tensor]) -> Any:
-            changed = dict(values)
-            for names, copies in ((roles.writes, iter(written)), (roles.reads, iter(read))):
-                for name in names:
-                    changed[name] = mapped(values[name], partial(_next, copies))
-            result = operator(**changed)
-            return _Work.unbox(result[-1] if isinstance(result, (list, tuple)) else result)
-
-        work = self.issue(what(), outputs, inputs, call, group)
-        boxed = _Work.boxed(work)
-        if len(operator._schema.returns) == 1:
-            return boxed
-        return values[roles.writes[0] if roles.writes else roles.reads[0]], boxed
+    def _issued(
+        self,
+        name: str,
+        count: int,
+        dtype: torch.dtype | None,
+        group: str,
+        description: str,
+        checked: bool,
+        covered: bool,
+    ) -> Issue:
+        """Counts an operation of c10d. C++ calls it at the issue of those that it checks."""
+        self._operations += checked
+        if not covered:
+            self._not_covered["operations on tensors of other devices, or sparse ones"] = None
+        rank, place = self._rank(), place_frames(sys._getframe())
+        return Issue(self._report, name, count, dtype, f"group {group}", description, rank, place)
 
     def issue(
-        self,
-        what: str,
-        outputs: list[torch.Tensor],
-        inputs: list[torch.Tensor],
-        call: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any],
-        batch: object = None,
-    ) -> Any:
-        """Issues an asynchronous operation on copies, and returns the work that ends late.
+        self, name: str, group: str, tensors: Sequence[torch.Tensor], checked: bool = True
+    ) -> Issue:
+        """Counts an operation that Python issues, with the tensors that its text describes."""
+        self._operations += checked
+        count = sum(each.numel() for each in tensors)
+        dtype = tensors[0].dtype if tensors else None
+        return Issue(
+            self._report,
+            name,
+            count,
+            dtype,
+            group,
+            "",
+            self._rank(),
+            place_frames(sys._getframe(1)),
+        )
 
-        Args:
-            call: issues it, given the tensors to write and those to read; returns its work.
-            batch: whose open batch the operation is in.
-        """
-        issue = (what, here())
-        shared = self._access(outputs, inputs, lambda: issue)
-        self._operations += 1
-        with Unseen():
-            results = [each.detach().clone() for each in outputs]
-            copies = [each.detach().clone() for each in inputs]
-            given = [each.clone() for each in copies]
-        work = call(results, given)
-        flight = Flight(issue, _rank(), outputs, inputs)
-        flight.touched = shared
-        with Unseen():
-            for output in outputs:
-                poison(output)
-            # An input may share bytes with an output: in place, only its own bytes count.
-            if any(one.shares_bytes(other) for one in flight.inputs for other in flight.outputs):
-                flight.inputs, inputs, copies = [], [], []
-        late_inputs = [*inputs]
-        delivery = Delivery(self.flights, flight, outputs, results, inputs, copies)
-        open_batch = self._open_batches().get(id(batch))
-        if open_batch is not None:
-            open_batch.append((delivery, outputs, results))
-        if work is None:
-            return None
-        # Results of the work may be its inputs: at the root of a broadcast, for example.
-        return _C.LateWork(work, delivery, results or given, outputs or late_inputs)
+    def _rank(self) -> int:
+        world = dist.GroupMember.WORLD
+        if world is not self._world:
+            self._world, self._world_rank = world, dist.get_rank() if world else None
+        if self._world_rank is not None:
+            return self._world_rank
+        place = env.launcher_ranks()
+        return place[0] if place else 0
 
     def functional(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls an operator of functional collectives on copies."""
@@ -193,9 +170,9 @@ class Checker:
             return operator(*args, **kwargs)
         name = schema.name.partition("::")[2].removesuffix("_out").rstrip("_")
         group = values["group_name"]
-        issue = (_described(name, outputs or inputs, f"group {_group_text(group)}"), here())
-        shared = self._access(outputs, inputs, lambda: issue)
-        self._operations += 1
+        group = group if isinstance(group, str) else getattr(group, "group_name", "?")
+        issue = self.issue(name, f"group {group}", outputs or inputs)
+        shared = issue.overlaps(outputs, inputs)
         changed = dict(values)
         for each in (*writes, *reads):
             changed[each] = mapped(values[each], lambda tensor: tensor.detach().clone())
@@ -206,10 +183,10 @@ class Checker:
         late = outputs if writes else [torch.empty_like(each) for each in results]
         compiled = in_compiled_code()
         for output, result in zip(late, results, strict=True):
-            poison(output)
-            flight = Flight(issue, _rank(), [output], inputs, compiled)
+            _C.poison(output)
+            flight = _C.Flight(issue, [output], inputs, compiled)
             flight.touched = shared
-            self._results.add(flight, output, result, inputs, kept)
+            self._results.add(flight, result, inputs, kept)
         return late if isinstance(returned, (list, tuple)) else late[0]
 
     def wait_tensor(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -229,47 +206,37 @@ class Checker:
             value = args[position] if position < len(args) else kwargs.get(name)
             for tensor in tensors_in(value):
                 if plain([tensor]):
-                    self.flights.touch(tensor, writes, lambda: (str(operator), here()))
+                    flights.touch(tensor, writes, lambda: (str(operator), here()))
 
-    def _access(
-        self,
-        outputs: list[torch.Tensor],
-        inputs: list[torch.Tensor],
-        then: Callable[[], tuple[str, str]],
-    ) -> bool:
-        return bool(self.flights) and self.flights.issued(outputs, inputs, then)
-
-    def _report(self, kind: str, flight: Flight, then: tuple[str, str]) -> None:
-        finding = Finding(kind, [flight.rank], flight.issue, then)
+    def _report(self, kind: str, rank: int, issue: tuple[str, str], then: tuple[str, str]) -> None:
+        finding = Finding(kind, [rank], issue, then)
         if add(self._findings, finding):
             self._found(finding)
 
-    def _cannot(self, what: str) -> None:
-        self._not_covered[what] = None
-
     # Batches
-
-    def _open_batches(self) -> dict[int, list[Any]]:
-        if not hasattr(self._batches, "open"):
-            self._batches.open = {}
-        return self._batches.open  # type: ignore[no-any-return]
 
     def _start_coalescing(self, original: _Call, group: Any, *args: Any) -> None:
         original(group, *args)
-        self._open_batches()[id(group)] = []
+        _C.close_late_batch(group, None)
+        _C.open_late_batch(group)
 
     def _end_coalescing(self, original: _Call, group: Any, *args: Any) -> Any:
-        parts = self._open_batches().pop(id(group), [])
-        return _late_batch(original(group, *args), parts)
+        work = None
+        try:
+            work = original(group, *args)
+        finally:
+            late = _C.close_late_batch(group, work)
+        return late
 
     # Futures
 
     def _get_future(self, original: _Call, work: Any) -> Any:
-        delivery = work.delivery
-        delivery.future_taken()
-        weakref.finalize(work, delivery.work_dropped).atexit = False
+        deliveries = work.deliveries
+        for each in deliveries:
+            each.future_taken()
+            weakref.finalize(work, each.work_dropped).atexit = False
         future = original(work)
-        self._futures[id(future)] = [delivery]
+        self._futures[id(future)] = deliveries
         weakref.finalize(future, self._futures.pop, id(future), None).atexit = False
         return future
 
@@ -304,8 +271,12 @@ class Checker:
         return _LateComm(original(comm, *args, **kwargs), self)
 
     def _tolist(self, original: _Call, tensor: torch.Tensor) -> Any:
-        if self.flights and type(tensor) in (torch.Tensor, torch.nn.Parameter) and plain([tensor]):
-            self.flights.touch(tensor, False, lambda: ("tolist", here()))
+        if (
+            _C.any_flights()
+            and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            and plain([tensor])
+        ):
+            flights.touch(tensor, False, lambda: ("tolist", here()))
         return original(tensor)
 
     def _compile(self, original: _Call, *args: Any, **kwargs: Any) -> Any:
@@ -318,13 +289,13 @@ class Checker:
 
     def _run_graph(self, original: _Call, graph: Any, inputs: Sequence[Any]) -> Any:
         """Checks the inputs of a graph of Inductor, whose kernels are no operators."""
-        if self.flights:
+        if _C.any_flights():
             waited = _waited_inputs(graph)
             for position, value in enumerate(inputs):
                 if position in waited or not isinstance(value, torch.Tensor):
                     continue
                 if type(value) in (torch.Tensor, torch.nn.Parameter) and plain([value]):
-                    self.flights.touch(value, False, lambda: ("a compiled graph", here()))
+                    flights.touch(value, False, lambda: ("a compiled graph", here()))
         return original(graph, inputs)
 
     def _replace(self, owner: Any, name: str, replacement: _Call) -> None:
@@ -374,7 +345,7 @@ class _Mode(TorchDispatchMode):
             handler = _handlers[func] = _handler(func)
         if handler is not _touch:
             return handler(checker, func, args, kwargs or {})
-        if checker.flights:
+        if _C.any_flights():
             checker.touch(func, args, kwargs or {})
         return func(*args, **kwargs) if kwargs else func(*args)
 
@@ -382,40 +353,27 @@ class _Mode(TorchDispatchMode):
 class _Results:
     """The results of functional collectives that nobody has waited for."""
 
-    def __init__(self, checker: Checker) -> None:
-        self._checker = checker
-        self._pending: dict[int, tuple[_LateResult, torch.Tensor]] = {}
+    def __init__(self) -> None:
+        self._pending: dict[_C.Flight, tuple[_C.Delivery, torch.Tensor]] = {}
 
     def add(
         self,
-        flight: Flight,
-        output: torch.Tensor,
+        flight: _C.Flight,
         result: torch.Tensor,
         inputs: list[torch.Tensor],
         copies: list[torch.Tensor],
     ) -> None:
-        delivery = _LateResult(self._checker.flights, flight, [], [], inputs, copies)
-        self._pending[id(flight)] = (delivery, result)
-        for key, (known, _) in list(self._pending.items()):
-            if known.flight.outputs[0].freed():
-                del self._pending[key]
+        self._pending[flight] = (_C.Delivery(flight, inputs, copies), result)
+        for known in list(self._pending):
+            if known.outputs[0].freed():
+                del self._pending[known]
 
     def wait(self, tensor: torch.Tensor) -> None:
-        for flight in self._checker.flights.written_by(tensor):
-            if id(flight) in self._pending:
-                delivery, result = self._pending.pop(id(flight))
+        for flight in flights.written_by(tensor):
+            if flight in self._pending:
+                delivery, result = self._pending.pop(flight)
                 torch.ops._c10d_functional.wait_tensor(result)
-                delivery.deliver(result)
-
-
-class _LateResult(Delivery):
-    """The delivery of a result that a functional collective has returned, and not a work."""
-
-    def deliver(self, result: torch.Tensor) -> None:
-        output = self.flight.outputs[0].tensor()
-        if output is not None:
-            self._outputs = [(output, result)]
-        self.ended(True)
+                delivery.end_with(result)
 
 
 class _LateComm:
@@ -430,20 +388,19 @@ class _LateComm:
 
     def enter_batch(self) -> int | None:
         joined = self._comm.enter_batch()
-        self._checker._open_batches().setdefault(id(self._comm), [])
+        _C.open_late_batch(self._comm)
         return joined
 
     def leave_batch(self, joined: int | None) -> Any:
         work = self._comm.leave_batch(joined)
         if joined is not None:
             return work
-        return _late_batch(work, self._checker._open_batches().pop(id(self._comm), []))
+        return _C.close_late_batch(self._comm, work)
 
     def cancel_batch(self, joined: int | None) -> None:
         self._comm.cancel_batch(joined)
         if joined is None:
-            for delivery, *_ in self._checker._open_batches().pop(id(self._comm), []):
-                delivery.ended(False)
+            _C.cancel_late_batch(self._comm)
 
     def _call(self, name: str, method: _Call, *args: Any) -> Any:
         checker, roles = self._checker, COMMUNICATOR[name]
@@ -459,11 +416,11 @@ class _LateComm:
             outputs, inputs = [], outputs
         if name == "all_reduce" and args[0] is args[1]:
             inputs = []
-        what = _described(name, outputs or inputs, f"group {self._comm.name!r}")
         if not plain(outputs + inputs):
             return method(*args)
+        issue = checker.issue(name, f"group {self._comm.name!r}", outputs or inputs, args[-2])
         if not args[-2]:
-            checker._access(outputs, inputs, lambda: (what, here()))
+            issue.overlaps(outputs, inputs)
             return method(*args)
 
         def call(written: Sequence[torch.Tensor], read: Sequence[torch.Tensor]) -> Any:
@@ -476,11 +433,7 @@ class _LateComm:
                 values[position] = mapped(args[position], lambda tensor: copies[id(tensor)])
             return method(*values)
 
-        return checker.issue(what, outputs, inputs, call, self._comm)
-
-
-def _next(copies: Iterator[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
-    return next(copies)
+        return _C.issue_late(issue, outputs, inputs, call, self._comm)
 
 
 def _told_after(checker: Checker, original: _Call, future: Any, *args: Any) -> Any:
@@ -511,13 +464,9 @@ def _told_in_callback(checker: Checker, original: _Call, future: Any, callback: 
     return original(future, told_first)
 
 
-def _late_batch(work: Any, parts: list[Any]) -> Any:
-    if work is None or not parts:
-        return work
-    deliveries = [delivery for delivery, *_ in parts]
-    outputs = [each for _, written, _ in parts for each in written]
-    results = [each for *_, copies in parts for each in copies]
-    return _C.LateWork(work, Deliveries(deliveries), results, outputs)
+def _again(checker: Checker, operator: Any, args: Any, kwargs: Any) -> Any:
+    """Shows C++ an operator of c10d that modes of the program have seen first."""
+    return _C.show_again(operator, *args, **kwargs)
 
 
 def _touch(checker: Checker, operator: Any, args: Any, kwargs: Any) -> Any:
@@ -529,7 +478,7 @@ def _handler(operator: Any) -> _Call:
         return lambda checker, function, args, kwargs: function(*args, **kwargs)
     name = operator._schema.name.partition("::")[2]
     if operator.namespace == "c10d":
-        return Checker.c10d if name in C10D else _handler(None)
+        return _again if name in C10D else _handler(None)
     if operator.namespace == "_c10d_functional":
         if name in FUNCTIONAL:
             return Checker.functional
@@ -539,37 +488,6 @@ def _handler(operator: Any) -> _Call:
 
 _handlers: dict[Any, _Call] = {}
 _plans: dict[Any, tuple[tuple[int, str, bool], ...]] = {}
-
-
-def _for_rank(roles: Roles, rank: int, values: dict[str, Any]) -> Roles:
-    """Returns the roles on a rank: of a broadcast, its root only reads; of a reduce, the others."""
-    if not roles.root or (values[roles.root] == rank) != (roles.rooted == "reads"):
-        return roles
-    return Roles(roles.name, (), roles.writes)
-
-
-def _described(name: str, tensors: Sequence[torch.Tensor], group: str) -> str:
-    if not tensors:
-        return f"{name} of {group}"
-    count = sum(each.numel() for each in tensors)
-    return f"{name} ({count} x {str(tensors[0].dtype).removeprefix('torch.')}) of {group}"
-
-
-def _name_of(group: Any) -> str:
-    return f"group {_group_text(group.group_name, group.group_desc)}"
-
-
-def _group_text(name: Any, description: str = "") -> str:
-    text = name if isinstance(name, str) else getattr(name, "group_name", "?")
-    shown = description if description not in ("", "undefined") else ""
-    return f"{text} ({shown})" if shown else text
-
-
-def _rank() -> int:
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank()
-    place = env.launcher_ranks()
-    return place[0] if place else 0
 
 
 def _waited_inputs(graph: Any) -> set[int]:

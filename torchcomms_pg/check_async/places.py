@@ -6,22 +6,14 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from torchcomms_pg import work
 from torchcomms_pg.diagnosis import python_stacks
 
 _PACKAGE = str(Path(__file__).parents[1])
-_RESULT = work.TorchWork.result.__code__
 
 
 def here() -> str:
     """Returns the calling thread's line of the program, or of a library and of the program."""
     return python_stacks.place(sys._getframe(1))
-
-
-def caller_is_result() -> bool:
-    """Returns whether `TorchWork.result` waits, which may follow the program's own wait."""
-    frame = sys._getframe(2)
-    return frame.f_code is _RESULT
 
 
 def in_compiled_code() -> bool:

@@ -92,19 +92,31 @@ def place(frame: FrameType | None) -> str:
     The place is the line of the user, and before it the line of the library that the user called.
     Without such lines it is the innermost one.
     """
+    return text_of(place_frames(frame))
+
+
+def place_frames(frame: FrameType | None) -> list[Frame]:
+    """Returns the frames whose lines `place` tells."""
     chosen: list[Frame] = []
-    each: Frame = ("", 0, "")
-    for each in _walk(frame):
-        if _is_between(each[0]):
-            continue
-        users = _is_users(each)
-        if users or not chosen:
-            chosen.append(each)
-        if users:
-            break
-    return " <- ".join(
-        f"{line_name(file, line)} in {name}" for file, line, name in chosen or [each]
-    )
+    last = None
+    while frame is not None:
+        code = frame.f_code
+        kind = _kind(code.co_filename)
+        if kind is not None:
+            last = frame
+        if kind == "user" or (kind == "library" and not chosen):
+            chosen.append((code.co_filename, frame.f_lineno, code.co_name))
+        if kind == "user":
+            return chosen
+        frame = frame.f_back
+    if not chosen and last is not None:
+        chosen.append((last.f_code.co_filename, last.f_lineno, last.f_code.co_name))
+    return chosen
+
+
+def text_of(frames: Iterable[Frame]) -> str:
+    """Returns the text of frames, the innermost first."""
+    return " <- ".join(f"{line_name(file, line)} in {name}" for file, line, name in frames)
 
 
 def line_name(file: str, line: int) -> str:
@@ -188,11 +200,19 @@ def _without_stand_ins(frames: list[Frame]) -> list[Frame]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_between(file: str) -> bool:
-    """Returns whether a file is torch's, this package's or Python's, or has torch's decorators."""
+def _kind(file: str) -> str | None:
+    """Returns whose a file is: the user's, a library's, or of what is between them and operations.
+
+    The latter are torch, this package and Python, and torch's decorators. None is for modules whose
+    functions stand in for torch's.
+    """
+    if file.startswith(_STAND_INS):
+        return None
     if file.startswith(_OWN) or file.endswith(f"{os.sep}typing_extensions.py"):
-        return True
-    return file.startswith(_STDLIB) and "-packages" not in file
+        return "between"
+    if file.startswith(_STDLIB) and "-packages" not in file:
+        return "between"
+    return "library" if file.startswith(_LIBRARIES) else "user"
 
 
 def _is_users(frame: Frame) -> bool:
