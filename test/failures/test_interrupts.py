@@ -43,15 +43,20 @@ def interrupt():
     raise KeyboardInterrupt
 
 
+def signal_until_done(ranks):
+    """Sends signals to rank 0, from its report until it is done."""
+    pid = ranks.wait_report(0)
+    begun = time.monotonic()
+    while not ranks._done.get(0) and time.monotonic() - begun < 40:
+        os.kill(pid, signal.SIGINT)
+        ranks._read([0], 0.5)
+
+
 def run_with_signals(function, *args, world=2, **kwargs):
     """The values of all ranks; rank 0, once it has reported, gets signals until it is done."""
     with Ranks(world, timeout=1800, **kwargs) as ranks:
         ranks.start(function, *args)
-        pid = ranks.wait_report(0)
-        begun = time.monotonic()
-        while not ranks._done.get(0) and time.monotonic() - begun < 40:
-            os.kill(pid, signal.SIGINT)
-            ranks._read([0], 0.5)
+        signal_until_done(ranks)
         outcomes = ranks.wait(40)
         check(outcomes)
         return [outcome.value for outcome in outcomes]

@@ -16,6 +16,7 @@ if reason := emulated.available():
     pytest.skip(reason, allow_module_level=True)
 
 import torchcomms_pg
+from failures.test_interrupts import Handler, interrupt, signal_until_done
 from harness import gpus, ranks
 from harness.rank_process import report
 from harness.ranks import connect_store, on_own_ranks, time_limit
@@ -122,7 +123,7 @@ def send_to_none(port, prefix, world, timeout, error, told):
             dist.recv(torch.ones(1), 0)
     else:
         meshes.hold = lambda: report(os.getpid())
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+        Handler(interrupt)
         with pytest.raises(error):
             dist.send(torch.ones(1), 1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -138,9 +139,8 @@ def send_to_none(port, prefix, world, timeout, error, told):
 def test_a_wait_for_the_first_connections_ends(timeout, error, told):
     with ranks.Ranks(2, init=False, started_with=emulated.environment) as processes:
         processes.start(send_to_none, *processes.store_args(), 2, timeout, error, told)
-        pid = processes.wait_report(0)
         if error is KeyboardInterrupt:
-            os.kill(pid, signal.SIGINT)
+            signal_until_done(processes)
         ranks.check(processes.wait(45))
 
 
