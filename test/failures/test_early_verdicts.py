@@ -218,7 +218,9 @@ def test_an_error_that_ends_a_program_is_in_what_the_other_ranks_say(started, ba
         said = [outcome.value for outcome in outcomes]
         if backend == "gloo":  # whose own error says "Connection closed by peer"
             said = [ranks.output(rank) for rank in (0, 2)]
-            assert "all_reduce #5 (1 x Float) of group '0' has failed" in said[0], said
+            # A connection that is reset may take the end of #4 with it.
+            failed = r"all_reduce #[45] \(1 x Float\) of group '0' has failed"
+            assert re.search(failed, said[0]), said
     word = {
         "kill": r"rank 1 \(pid \d+\) died",
         "raise": r"rank 1 ended with ValueError: sample 17 is broken, raised at "
