@@ -155,7 +155,7 @@ bool isPoison(const at::Tensor& tensor) {
   const auto* const data = static_cast<const char*>(dense.const_data_ptr());
   const size_t width = dense.element_size();
   return std::memcmp(data, poisonOf(dense.scalar_type()).data(), width) == 0 &&
-         std::memcmp(data, data + width, dense.nbytes() - width) == 0;  // each is as its next one
+         std::memcmp(data, data + width, dense.nbytes() - width) == 0;  // all are equal
 }
 
 bool sameBytes(const at::Tensor& one, const at::Tensor& other) {
@@ -365,7 +365,7 @@ void Delivery::finish(bool ok, bool future) {
   if (getpid() != flight_->process) {
     return;  // a forked child has forgotten the flight, and a thread may hold the mutex for ever
   }
-  std::optional<py::gil_scoped_release> released;  // who holds the mutex may need the GIL
+  std::optional<py::gil_scoped_release> released;  // a thread that holds the mutex may need the GIL
   if (PyGILState_Check() != 0) {
     released.emplace();
   }

@@ -45,7 +45,7 @@ class Span {
  public:
   explicit Span(const at::Tensor& tensor);
 
-  // Addresses of the first byte, and behind the last one.
+  // Address of the first byte, and the address behind the last one.
   uint64_t begin() const { return begin_; }
   uint64_t end() const { return end_; }
   // Returns whether the memory has been freed, by the storage's end or by a resize.
@@ -73,12 +73,13 @@ struct LateFlight {
       const std::vector<at::Tensor>& read,
       bool fromCompiledCode);
 
-  // Returns whether no output exists any more, or no input if it has no outputs.
+  // Returns whether the memory of all outputs has been freed; of all inputs, if the operation has
+  // no outputs.
   bool gone() const;
 
   const c10::SafePyObject issue;     // an object of Python, whose report() takes findings
   std::vector<Span> outputs;         // the bytes that it writes
-  std::vector<Span> inputs;          // those that it only reads
+  std::vector<Span> inputs;          // bytes that it only reads
   const bool compiled;               // whether compiled code has issued it
   pid_t process;                     // who issued it
   std::atomic<bool> touched{false};  // whether an operator has written into its tensors
@@ -122,8 +123,8 @@ class Delivery {
   void awaited();
   // Hands the results over, if the operation has ended well, and ends the flight.
   void ended(bool ok);
-  // Hands the results over at the end, for a future. The flight goes on if the program has only
-  // futures that tell it by a call.
+  // Hands the results over at the end, for a future. The flight goes on if the program learns of
+  // the end only by calls of futures.
   void complete(bool ok);
   // Hands over the result that a functional collective has returned, and ends the flight.
   void endWith(at::Tensor result);
@@ -131,7 +132,7 @@ class Delivery {
   void futureTaken();
   // Notes that the future is in the hands of C++, which waits for it by itself.
   void futurePassedOn();
-  // Releases the inputs, as a work does that the program drops: futures keep no input.
+  // Releases the inputs, as a dropped work does: futures keep no input.
   void workDropped();
 
  private:

@@ -145,7 +145,7 @@ void issueC10d(
   const auto group = argument(known.group).toCustomClass<c10d::ProcessGroup>();
   std::vector<size_t> writes = known.writes;
   std::vector<size_t> reads = known.reads;
-  // Of a broadcast, its root only reads; of a reduce, the others.
+  // The root of a broadcast only reads; in a reduce every other rank only reads.
   if (known.root && (argument(*known.root).toInt() == group->getRank()) == known.rootReads) {
     reads = std::exchange(writes, {});
   }
@@ -215,7 +215,7 @@ void issueC10d(
 
 using Modes = c10::impl::TorchDispatchModeTLS;
 
-// Pops the modes that a program has begun in this thread; the last one is the first.
+// Pops the modes that a program has begun in this thread, from the last to the first.
 std::vector<Mode> takeModes() {
   std::vector<Mode> taken;
   while (Modes::any_modes_set(/*skip_infra_modes=*/true)) {
@@ -230,7 +230,7 @@ void putBack(std::vector<Mode> modes) {
   }
 }
 
-// Makes the mode see operators below the program's modes, so what they pass on.
+// Makes the mode see operators below the program's modes, and so the operators that those pass on.
 class Shown {
  public:
   explicit Shown(Mode mode) : unseen_(kKey) {
@@ -291,7 +291,7 @@ Roles rolesOf(const py::dict& values) {
 
 void showOperators(
     py::object mode, py::object issued, const std::map<std::string, py::dict>& roles) {
-  // torch changes its table of each operator for the kernel, so only for who asks for it.
+  // Only on request, since torch changes its table of each operator for the kernel.
   static auto* const library = [] {
     auto* made =
         new torch::Library(torch::Library::IMPL, "_", std::make_optional(kKey), __FILE__, __LINE__);
@@ -316,7 +316,7 @@ bool showThread(bool shown) {
   return was;
 }
 
-// Shows an operator that the mode has been shown once more, without the program's modes.
+// Shows the mode an operator once more, without the program's modes.
 class ShownAgain {
  public:
   ShownAgain() : excluded_(c10::impl::tls_is_dispatch_key_excluded(kKey)) {

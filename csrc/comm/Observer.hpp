@@ -1,6 +1,6 @@
 // What the library notifies of its operations, so that a part above it can find out why operations
-// do not end. The library works without an observer: a deadline then ends an operation with "timed
-// out" alone.
+// do not end. Without an observer the library works, too: a deadline then ends an operation with no
+// more than "timed out".
 #pragma once
 
 #include <nccl.h>

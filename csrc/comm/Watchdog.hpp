@@ -79,8 +79,8 @@ class Watchdog {
   void checkDeadline(const std::optional<Operation>& overdue, Clock::time_point now)
       REQUIRES(monitorThread);
   // Starts a thread that finds out why the library failed while `op` was in flight, and fails the
-  // communicator. The monitor's thread must not block in this, as the observer answers other ranks
-  // in it.
+  // communicator. The monitor's thread must not block for this: the observer answers other ranks in
+  // that thread.
   void explainFailure(const Operation& op);
   // Start a thread that fails the communicator while nothing is in flight: learnOfFailure() if the
   // library has failed, learnOfVerdict() if other ranks have failed the group.
@@ -108,7 +108,7 @@ class Watchdog {
   AtomicShared<const Watched> watched_;  // may be null
 
   Clock::time_point lookedAt_ GUARDED_BY(monitorThread){};  // time of the last look at `watched_`
-  // Dead ranks, with the time since when that is known.
+  // Dead ranks, each with the time at which its death became known.
   std::map<int, Clock::time_point> dead_ GUARDED_BY(monitorThread);
   int idleTicks_ GUARDED_BY(monitorThread) = 0;
   Deadlines deadlines_ GUARDED_BY(monitorThread);

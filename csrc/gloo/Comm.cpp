@@ -64,7 +64,7 @@ std::shared_ptr<Comm> Comm::make(
     Members members, Connected connected, const std::function<void()>& look) {
   std::shared_ptr<Comm> comm(new Comm(std::move(members)));
   // A failure of the group releases this host's ranks that wait in shared memory. A failure in
-  // shared memory becomes the group's.
+  // shared memory becomes the group's failure.
   comm->groupFailure_->watch(
       comm,
       {.release =

@@ -23,12 +23,14 @@ inline const char* at(const void* base, size_t offset) {
   return static_cast<const char*>(base) + offset;
 }
 
-// Most bytes of a small collective; for a reduction, summed over the hosts. A small collective's
-// time depends on the number of steps, a larger one's on how often a byte crosses the wire.
+// Limit of the bytes of a small collective; for a reduction, summed over the hosts. A small
+// collective's time depends on the number of steps, a larger one's on how often a byte crosses the
+// wire.
 inline constexpr size_t kSmall = 64 << 10;
 
-// Most hosts between which a barrier, a small broadcast and a small all-reduce take one step. With
-// more hosts they take a logarithmic number of steps (averages of float16 still take one).
+// Limit of the hosts between which a barrier, a small broadcast and a small all-reduce take one
+// step. With more hosts they take a logarithmic number of steps (averages of float16 still take
+// one).
 inline constexpr int kStraight = 8;
 
 // Bytes of the pieces into which large data is cut, so that a transfer of one piece between hosts

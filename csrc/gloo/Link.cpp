@@ -21,7 +21,7 @@ constexpr int64_t kReasonBytes = 1024;
 // Time after which learn() aborts the wait for a reason.
 constexpr std::chrono::milliseconds kArrivalLook{5};
 
-// Most bytes of data that an envelope holds.
+// Limit of the bytes of data that an envelope holds.
 constexpr size_t kInline = 464;
 struct Envelope {
   host::Signature signature;
@@ -400,7 +400,7 @@ void Link::learn() {
         if (waiting->peer == kDone) {
           return;
         }
-        // Aborts a wait that has lasted from one look to the next.
+        // Aborts a wait that the previous look has seen, too.
         if (waiting->peer != kNone && waiting->peer == seen) {
           reasons.at(seen).arrival->abort();
         }

@@ -15,7 +15,7 @@ namespace torchcomms_pg::gloo {
 
 namespace {
 
-// Most ranks that an error lists as not connected with this rank.
+// Limit of the ranks that an error lists as not connected with this rank.
 constexpr size_t kNamed = 4;
 
 // Time limit for waiting threads to leave a link that is closed, shared by all links.

@@ -94,8 +94,8 @@ inline bool hasRoot(OpKind kind) {
   }
 }
 
-// Returns whether the root, or if `root` is false every other rank, only sends in the operation.
-// Such a rank may go on before the other ranks arrive.
+// Returns whether the root only sends in the operation or, if `root` is false, whether every other
+// rank does. Such a rank may go on before the other ranks arrive.
 inline bool onlyGives(OpKind kind, bool root) {
   return hasRoot(kind) && root == (kind == OpKind::broadcast || kind == OpKind::scatter);
 }
@@ -169,8 +169,8 @@ struct Operation {
 };
 
 // Returns whether the operation of `rank`, if still in flight, can no longer end after the process
-// of `other` has died. It cannot if `rank` sends to `other`, or in a collective in which all ranks
-// send to all. If only `other` sends, it may end: the data may have been sent before.
+// of `other` has died: `rank` sends to `other`, or all ranks of the collective send to all. If only
+// `other` sends, the operation may end: the data may have been sent before.
 bool needsAlive(const Operation& op, int rank, int other);
 
 // Returns the name of the operation's range in a profile, e.g. "torchcomms:all_reduce". In a group

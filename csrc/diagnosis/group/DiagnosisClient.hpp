@@ -27,12 +27,12 @@ class DiagnosisClient final : public Observer, public GroupActivity {
  public:
   explicit DiagnosisClient(const Observed& comm);
 
-  // Returns the client that a communicator's observer is. The process must be observed, see
-  // Observation.hpp.
+  // Returns the observer of a communicator, which is a DiagnosisClient if the process is observed
+  // (Observation.hpp).
   static DiagnosisClient& of(Observer& observer) { return static_cast<DiagnosisClient&>(observer); }
 
-  // Sets after which time of an operation the ranks of groups that are opened from now on print a
-  // verdict that ends nothing; 0 for none.
+  // Sets how long an operation takes before the ranks print a verdict that ends nothing, in groups
+  // that are opened from now on; 0 for no such verdict.
   static void setVerdictAfter(Milliseconds time);
 
   // Observer.

@@ -36,7 +36,7 @@ class GroupActivity {
     Clock::time_point since;
   };
   virtual Waiter waiterFor(const InFlight& entry) const;
-  // Returns whether each rank of a rooted collective communicates with the root alone.
+  // Returns whether each rank of a rooted collective communicates with no rank but the root.
   virtual bool meetsRootAlone() const = 0;
   // Returns whether the library that executes the operations detects that the ranks' sizes differ.
   virtual bool comparesSizes() const = 0;
@@ -81,9 +81,9 @@ std::vector<int64_t> globalRanksOf(const GroupActivity& group, const std::vector
 bool mayBeAwaited(const GroupActivity& group, const InFlightOps::List& ops, const InFlight& entry);
 // Returns whether a thread of this rank is in the operation.
 Stand standOf(const GroupActivity& group, const InFlight& entry);
-// Return what an operation of `group` waits for; of one in flight also which thread waits. `ops`:
-// the group's operations in flight. `key`: the group's key; 0 if it is not unique. `here`: `group`
-// is the diagnosed group, which the text need not name.
+// Return what an operation of `group` waits for, and for an operation in flight also which thread
+// waits. `ops`: the group's operations in flight. `key`: the group's key; 0 if it is not unique.
+// `here`: `group` is the diagnosed group, which the text need not name.
 Wait describeWait(
     const GroupActivity& group,
     const InFlightOps::List& ops,

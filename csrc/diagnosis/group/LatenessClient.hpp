@@ -74,11 +74,11 @@ class LatenessClient {
   // Starts a publication, and a judgement, if they are due. Does not block.
   void check(Clock::time_point now) noexcept REQUIRES(monitorThread);
 
-  // Returns this rank's last judgement that has ranks, also after close(), or null. Only rank 0
+  // Returns this rank's last judgement that has ranks, or null; also after close(). Only rank 0
   // judges, and only if the warning is on.
   std::shared_ptr<const Lateness> judged() const;
 
-  // Judges by what all ranks have published how late each rank is. If they publish nothing any
+  // Judges how late each rank is, by what all ranks have published. If they publish nothing any
   // more, since they end the group or have lost the store, returns judged(), if any. The result has
   // no ranks if too little is known yet. Blocks for kPatience at most. Raises std::runtime_error,
   // with the name `operation`, if the store does not answer or this group publishes nothing.

@@ -32,11 +32,12 @@ namespace {
 constexpr Milliseconds kAskingOthers{1000};
 constexpr Milliseconds kLastAsking{450};
 
-// Age from which on SIGTERM has a wait told.
+// Age from which on a process that SIGTERM ends reports a wait.
 constexpr Milliseconds kLeastTold{300};
 
-// Age of a wait without a group from which on other processes can learn of it: healthy waits
-// mostly end before. A verdict waits that much longer for ranks that have just come.
+// kLearning: age from which on other processes can learn of a wait without a group; healthy waits
+// mostly end before. A verdict waits for kLearning and kMargin longer, for ranks that have just
+// arrived.
 constexpr Milliseconds kLearning{1000};
 constexpr Milliseconds kMargin{200};
 constexpr Milliseconds kBetweenAttempts{1000};
@@ -138,7 +139,7 @@ class Entry final : public Monitor::Watched, public std::enable_shared_from_this
                              : "ranks " + asRuns(ranks) + " have not come";
   }
 
-  // Lets the other processes of this host, and those that meet this one, know of this wait.
+  // Shows this wait to the other processes of this host, and to the processes that meet this one.
   void enlistSelf() {
     {
       LockGuard lock(mutex_);

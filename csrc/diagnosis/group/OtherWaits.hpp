@@ -31,13 +31,13 @@ uint64_t begin(OtherWait wait);
 // `joined`: this rank has joined the others of its meeting, and stays on the meeting's list.
 void end(uint64_t number, bool joined);
 
-// Returns what this process says, when SIGTERM ends it, of its longest wait of those for ranks that
-// have to come to the same wait and that began before `at`: "init_process_group of 3 ranks had
-// waited 14.03 s, ...". Returns "" if no such wait exists. Blocks for at most half a second.
+// Returns what this process says of its longest wait when SIGTERM ends it: "init_process_group of 3
+// ranks had waited 14.03 s, ...". Only waits for ranks that have to come to the same wait count, if
+// they began before `at`. Returns "" if no such wait exists. Blocks for at most half a second.
 std::string lastWords(Clock::time_point at);
 
-// Returns the waits for a rank's answer in a diagnosis: they explain why the rank does not come,
-// and hold no needs that the rule of blame could follow.
+// Returns the waits for a rank's answer in a diagnosis: they explain why the rank does not arrive.
+// They have no needs that the rule of blame could follow.
 std::vector<Wait> ofDiagnosis();
 // Returns the waits for the process's status.
 std::vector<status::OtherWait> ofStatus();

@@ -36,8 +36,8 @@ class StandingVerdicts {
   // nullopt while another one is diagnosed.
   std::optional<Overdue> overdue(Clock::time_point now, Milliseconds timeout, const Begun& begun)
       const REQUIRES(monitorThread);
-  // Asks for a verdict on `overdue`, if it is set and has not ended, and goes on asking until there
-  // is one. `request`: builds the question.
+  // Asks for a verdict on `overdue`, if it is set and has not ended, and goes on asking until a
+  // verdict exists. `request`: builds the question.
   void ask(
       HangDiagnosis& diagnosis,
       const std::optional<Overdue>& overdue,
@@ -45,8 +45,8 @@ class StandingVerdicts {
       Milliseconds timeout,
       const Request& request) REQUIRES(monitorThread);
 
-  // Makes the ranks print how the standing verdict, if any, is over, since the group is being
-  // destroyed, and closes the diagnosis.
+  // Closes the diagnosis, since the group is being destroyed. If a verdict stands, first makes the
+  // ranks print how it is over.
   void close(HangDiagnosis& diagnosis);
 
  private:

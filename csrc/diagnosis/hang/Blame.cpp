@@ -25,10 +25,10 @@ void eraseThose(std::vector<int>& ranks, const std::vector<int>& sorted) {
 // A rank of which this diagnosis knows nothing: it is outside the group, or its number is unknown.
 constexpr int kElsewhere = -1;
 
-// The conditions of a wait, which are not known to be met: each rank of `ones` has to do its part,
-// and a rank of each list of `anyOf`, which is for a receive from any rank. The ranks are nodes of
-// the graph. Waits for one collective share their conditions, so that the work for them is linear
-// in the number of waits.
+// What a wait still needs, as far as is known: each rank of `ones` has to do its part, and one rank
+// of each list of `anyOf`, which is for a receive from any rank. The ranks are nodes of the graph.
+// Waits for one collective share their needs, so that the work for them is linear in the number of
+// waits.
 struct Needs {
   std::vector<int> ones;
   std::vector<std::vector<int>> anyOf;
@@ -282,8 +282,8 @@ class WaitGraph {
     sortOnce(found.silent);
   }
 
-  // Lists a late rank under one operation alone, the first one found that waits for it.
-  // Returns the place of the operation in Blame::late, or -1 if the rank is under another one.
+  // Lists a late rank under one operation only: the first that is found to wait for it. Returns the
+  // place of the operation in Blame::late, or -1 if the rank is listed under another one.
   int addLate(Blame& found, int rank, const Wait& wait) {
     int& place = nodes_[rank].lateIn;
     if (place >= 0) {
@@ -299,7 +299,7 @@ class WaitGraph {
     return place = static_cast<int>(late - found.late.begin());
   }
 
-  // Returns the node of a rank that is to do its part in what `wait` of another rank waits for.
+  // Returns the node of `rank`, which has to do its part before `wait` of another rank can end.
   int nodeOf(int rank, const Wait& wait, Part part) {
     const auto thread = rank == kElsewhere || !byThread_ ? 0 : threadFor(rank, wait.group, part);
     if (thread == 0) {
@@ -355,8 +355,8 @@ class WaitGraph {
     if (known != nullptr) {
       return *known;
     }
-    // What the library tells is about the operation asked about alone. A wait for a message is this
-    // rank's own.
+    // The library's report is about no operation but the one asked about. A wait for a message is
+    // this rank's own.
     if (&wait != &request_.wait && wait.group != 0 && wait.messages.empty() &&
         !wait.collectives.empty()) {
       std::vector<std::pair<uint64_t, int64_t>> what;

@@ -1,8 +1,8 @@
 // The rule of blame: which ranks hold up an operation, by the ranks' own reports. A rank that has
 // reported is late only if other ranks wait for it and it waits in no operation. Ranks that wait
-// for each other form a circle, and none of them is late. A rank waits if the thread does that is
-// to issue what others wait for: the one that has issued the like before in the group, or else the
-// main thread. What another thread waits for does not hold up that thread, as far as is known.
+// for each other form a circle, and none of them is late. Only one thread of a rank counts: the
+// thread that is to issue what others wait for. It has issued such operations of the group before,
+// or else it is the main thread. A wait of another thread does not hold it up, as far as is known.
 #pragma once
 
 #include <cstdint>
@@ -62,8 +62,8 @@ struct Blame {
   std::vector<int> gone;    // dead or stopped ranks that are certainly needed
   std::vector<int> silent;  // other ranks without an answer, which may be needed
   std::vector<Link> circle;  // empty if no circle explains the wait
-  // A circle if a thread waits for another thread of its rank, which no report tells. Empty if no
-  // such circle exists, or if `circle` is not empty.
+  // The circle that would exist if a thread waited for another thread of its rank, which no report
+  // tells. Empty if no such circle exists, or if `circle` is not empty.
   std::vector<Link> perhaps;
   bool certain = true;        // false if a rank of the circle may go on, see Wait::indirect
   std::vector<int> missing;   // ranks that have not arrived at the operation asked about

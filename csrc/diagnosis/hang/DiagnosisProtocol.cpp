@@ -12,36 +12,37 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Interval at which a rank looks at the board during a diagnosis; its minimum for each rank of the
-// group, since all ranks use one store; and the length of a turn between diagnoses.
+// kTick: interval at which a rank looks at the board during a diagnosis. In large groups the
+// interval is kTickOfRank for each rank, since all ranks use one store. kTurn: length of a rank's
+// turn to look between diagnoses.
 constexpr milliseconds kTick{20};
 constexpr std::chrono::microseconds kTickOfRank{100};
 constexpr milliseconds kTurn{1000};
 
-// Limits from the start of a round: for the answers, and for another rank's verdict if this rank
-// has asked, too. A rank needs up to a second to answer. If the library cannot ring all ranks, it
-// needs another second to notice the diagnosis.
+// Limits from the start of a round. kGather: for the answers. A rank needs up to a second to
+// answer, and another second to notice the diagnosis if the library cannot ring all ranks. kFollow:
+// for another rank's verdict, if this rank has asked, too.
 constexpr milliseconds kGather{2500};
 constexpr milliseconds kFollow{3200};
 
-// Time that a rank waits for its Python before it writes a preliminary answer: it never seems to be
-// dead because its Python is slow.
+// Time that a rank waits for its Python before it writes a preliminary answer. So a rank whose
+// Python is slow never seems to be dead.
 constexpr milliseconds kPreliminary{300};
 // Limit from the start of a round for finding out where the ranks parted.
 constexpr milliseconds kPart{1900};
 
-// Time from the start of a round after which a rank that has not asked declares the round void, as
-// does the leader itself. So no verdict rests on answers older than this.
+// Time from the start of a round after which the leader declares the round void, and so does a rank
+// that has not asked. So no verdict rests on answers older than this.
 constexpr milliseconds kGiveUp{4500};
 
-// Limit of the time for which a rank with the verdict waits until the others have read it: if its
-// process serves the store, the store ends with it.
+// Limit of the time for which a rank with the verdict waits until the others have read it. Its
+// process may serve the store, which would end with the process.
 constexpr milliseconds kParting{500};
 
 // Stands in a verdict's place if the round is void. Not the encoding of a verdict.
 constexpr const char* kVoid = "void";
 
-// Ends a standing verdict in whose place its leader has led to another one.
+// Text that ends a standing verdict when its leader has led to the next one. No rank prints it.
 constexpr const char* kSuperseded = "";
 
 }  // namespace

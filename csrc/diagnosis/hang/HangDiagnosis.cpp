@@ -17,12 +17,12 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Time for which a failure's reason may arrive before the diagnosis that led to it, if the library
+// How much earlier a failure's reason may arrive than the diagnosis that led to it, if the library
 // cannot ring all ranks.
 constexpr milliseconds kLagging{200};
 
-// RunningTime after which a step of which a failure's reason is awaited counts as hanging in the
-// store, and limit of the waits for the request for dumps and for a verdict's end.
+// RunningTime after which a step counts as hanging in the store, if a thread waits for a failure's
+// reason. Also the limit of the waits for the request for dumps and for a verdict's end.
 constexpr milliseconds kStuck{1000};
 
 // Interval at which a waiting thread looks at the time.
@@ -270,7 +270,7 @@ void HangDiagnosis::apply(const DiagnosisProtocol::Outcome& outcome) {
   if (outcome.ended) {
     const auto& verdict = outcome.verdict;
     const bool final = verdict && verdict->extensionMs == 0;
-    // An extension is for the operation that the leader asked about alone.
+    // An extension holds only for the operation that the leader asked about.
     const bool answers =
         verdict && asked_ && (final || isSameOperation(verdict->about, asked_->wait));
     if ((final && !options_.goesOn) || answers) {

@@ -32,14 +32,13 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
 
   // A longer gap between two looks at the time does not count as waiting.
   static constexpr std::chrono::milliseconds kGap{200};
-  // Time limits, in RunningTime, after which the verdict is that the cause cannot be known: of one
-  // step, which waits for the store alone; and of a diagnosis.
+  // Time limits, in RunningTime: of one step, which waits for the store alone, and of a whole
+  // diagnosis. After either, the verdict is that the cause cannot be known.
   static constexpr std::chrono::milliseconds kPatience{4000};
   static constexpr std::chrono::milliseconds kLimit{10000};
 
   static std::shared_ptr<HangDiagnosis> open(std::unique_ptr<SharedBoard> board, Options options);
-  // Does the same for a caller that takes the part of the thread, on any clock: calls step() when
-  // due() says.
+  // Does the same without a thread, for any clock: the caller calls step() when due() says.
   static std::shared_ptr<HangDiagnosis> openWithoutThread(
       std::unique_ptr<SharedBoard> board, Options options);
   void close();
@@ -59,11 +58,12 @@ class HangDiagnosis : public std::enable_shared_from_this<HangDiagnosis> {
   std::optional<Verdict> final() const;
   // Returns the latest standing verdict of a group that goes on, or nullopt if no verdict stands.
   std::optional<DiagnosisProtocol::Standing> standing() const;
-  // Returns that verdict, whose texts are empty if no verdict stands.
+  // Returns the verdict of standing(), or one with empty texts if no verdict stands.
   Verdict standingVerdict() const;
   // Ends the standing verdict to which this rank led, if any: all ranks print `text`.
   void end(const std::string& text);
-  // Blocks until the ranks can read that end, for at most a second. Not for the monitor's thread.
+  // Blocks until the ranks can read that the verdict has ended, for at most a second. Not for the
+  // monitor's thread.
   void awaitEnd();
   // Returns whether to ring the other ranks; true once for each reason.
   bool takeRing() { return ring_.exchange(false, std::memory_order_acq_rel); }

@@ -14,7 +14,7 @@ namespace torchcomms_pg {
 // One question, and its answer.
 class PartingQuestion {
  public:
-  // Texts that two ranks exchange are Python's alone (torchcomms_pg/parting).
+  // Only Python (torchcomms_pg/parting) reads the texts that two ranks exchange.
   struct Asked {
     // "tell": returns this rank's places, earlier ones and the latest. "compare": compares this
     // with what the peer has told, and returns what to read on the peer, or "" if nothing is known.

@@ -14,9 +14,9 @@
 namespace torchcomms_pg {
 
 // Reads the words of ranks that have not answered in a diagnosis. One connection serves all
-// questions, and a rank whose word is known costs none. The step of the diagnosis in which ranks
-// are asked for has a time limit, so the questions of one verdict wait for at most kLimit, and one
-// question longer. Used by one thread.
+// questions, and a known word is not asked for again. The step of the diagnosis that asks has a
+// time limit: so no question of a verdict begins after the verdict's questions have waited for
+// kLimit. Used by one thread.
 class RankWords {
  public:
   using Clock = std::chrono::steady_clock;

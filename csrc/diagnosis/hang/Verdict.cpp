@@ -27,8 +27,8 @@ std::string indented(const std::string& lines) {
   return text;
 }
 
-// Bounds of a verdict, which hold for any number of ranks: of its lines, of the parts of one list
-// of ranks, and of the operations and links of a circle in one sentence.
+// Limits of a verdict for any number of ranks: of its lines, of the parts of one list of ranks, and
+// of the operations and links of a circle in one sentence.
 constexpr size_t kMostLines = 38;
 constexpr size_t kLinesOfOthers = 8;  // lines kept for ranks that are not at fault
 constexpr size_t kMostParts = 10;

@@ -27,8 +27,8 @@ class PythonStackDump {
 
     // Sets `wait.threadName` from `names`.
     void name(Wait& wait) const;
-    // Forgets issuing threads that are gone, or not Python's: which thread is to issue the next
-    // operation is unknown then.
+    // Forgets issuing threads that are gone, or not Python's: it is then unknown which thread is to
+    // issue the next operation.
     void forgetGone(GroupCounts& counts) const;
   };
 
@@ -36,7 +36,7 @@ class PythonStackDump {
     // Takes the GIL, calls `held`, and returns the answer.
     std::function<Told(const Stacks& stacks, const std::function<void()>& held)> ask;
     // Returns the stacks that can be read without the GIL, or "". Copies the process, which may
-    // take a second and memory, and returns "" at once where memory is short.
+    // take a second and memory; returns "" at once if memory is short.
     std::function<std::string()> askWithoutGil;
     uint64_t mainThread = 0;  // by threadNumber()
   };
@@ -52,8 +52,8 @@ class PythonStackDump {
 
   std::chrono::steady_clock::time_point begun() const { return begun_; }
   bool answered() const;
-  // Returns whether to stop waiting: the answer has arrived, or a second has passed, another thread
-  // certainly holds the GIL, and no stacks are being read, or two seconds have passed. If another
+  // Returns whether to stop waiting: once the answer has arrived; after a second, if another thread
+  // certainly holds the GIL and no stacks are being read; otherwise after two seconds. If another
   // thread has held the GIL for a while, has a separate thread read the stacks without it, at most
   // once in kReading for all who ask.
   bool ready() const;

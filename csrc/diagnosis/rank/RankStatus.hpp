@@ -122,7 +122,7 @@ struct PeerCounts {
   }
 };
 
-// A thread of which it is not known which one it is; not a threadNumber().
+// Stands for an unknown thread. No threadNumber() has this value.
 inline constexpr uint64_t kAnyThread = 1;
 
 // Numbers of operations that the rank has issued in a group, and the threads that have issued the

@@ -63,7 +63,8 @@ bool isDefault(const struct sigaction& action) {
   return (action.sa_flags & SA_SIGINFO) == 0 && action.sa_handler == SIG_DFL;
 }
 
-// Returns whether the signal is kept, or dropped beside one that is kept.
+// Returns whether this signal needs nothing more now: it is kept, or it is dropped since an earlier
+// one is kept.
 bool keep(const siginfo_t& info) {
   if (owner.load(std::memory_order_acquire) != getpid()) {
     return false;
@@ -113,7 +114,7 @@ bool isOwn(const struct sigaction& action) {
   return (action.sa_flags & SA_SIGINFO) != 0 && action.sa_sigaction == &handle;
 }
 
-// Returns a handler with the flags and the mask of the one that gets the signal next, so that
+// Returns a handler with the flags and the mask of the handler that gets the signal next, so that
 // system calls are interrupted as before.
 struct sigaction inFrontOf(const struct sigaction& action) {
   struct sigaction own = {};
@@ -129,11 +130,11 @@ void putInFront(const struct sigaction& action) {
   struct sigaction replaced = {};
   sigaction(SIGTERM, &own, &replaced);
   if (!isOwn(replaced)) {
-    setEarlier(replaced);  // another one, if the program has just set it
+    setEarlier(replaced);  // set by the program in this moment
   }
 }
 
-// Puts the handler in front of one that the program has set since, if that one cannot call it.
+// If the program has since set a handler that cannot call this one, puts this handler in front.
 void look() {
   struct sigaction current = {};
   sigaction(SIGTERM, nullptr, &current);

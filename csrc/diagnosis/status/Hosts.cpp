@@ -31,7 +31,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kStoreLook{250};
 constexpr milliseconds kTurn{1000};
 
-// Limit of the wait for this host's processes, which wait less for Python (StatusServer.cpp).
+// Limit of the wait for this host's processes. They wait for Python for a shorter time
+// (StatusServer.cpp).
 constexpr milliseconds kGather{500};
 
 // Limit of the wait for the previous question's thread, which ends sooner unless the store hangs.
@@ -187,8 +188,8 @@ struct Hosts::State {
     }
   }
 
-  // Asks the other hosts, and publishes their answers until all have arrived that probably will,
-  // `until` has passed, or the question is closed.
+  // Asks the other hosts, and publishes their answers until all hosts that are likely to answer
+  // have answered, `until` has passed, or the question is closed.
   void collect(uint64_t question, Clock::time_point until) {
     const auto board = makeBoard();
     const auto number = board->add(kAsked, 1);

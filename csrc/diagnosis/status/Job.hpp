@@ -51,7 +51,7 @@ class Job {
 
   struct Group {
     uint64_t id = 0;
-    const MemberStatus* any = nullptr;  // some member's status, for what all members share
+    const MemberStatus* any = nullptr;  // one member's status, read for what all members share
     std::map<int, Member> members;      // members that have answered, by rank in the group
     std::optional<Finding> waits;       // nullopt if no operation is late
   };

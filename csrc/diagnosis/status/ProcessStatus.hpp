@@ -117,8 +117,8 @@ struct OtherWait {
   bool meets = false;          // true if each of `ranks` has to come to the same wait
   int64_t ageMs = 0;
   std::string calledAt;  // line of Python; "" if it is where the main thread is
-  // The number that the processes share which meet without a group; 0 if they have groups. `self`:
-  // this process's rank then.
+  // Number that the processes of a meeting without a group share; 0 if they have groups. `self`:
+  // this process's rank in the meeting.
   uint64_t meeting = 0;
   int64_t self = -1;
 

@@ -26,7 +26,8 @@ std::string keyOf(int rank) {
   return "left/" + std::to_string(rank);
 }
 
-// Returns a word for people, or "" if it has no time in front, which it has in the store.
+// Returns a word for people: without the time, which the store has in front of each word. Returns
+// "" if no time is in front.
 std::string textOf(int rank, const std::string& word, const Group& group) {
   const auto space = word.find(' ');
   return space == std::string::npos ? "" : "; rank " + group.numberOf(rank) + word.substr(space);

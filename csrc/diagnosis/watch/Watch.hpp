@@ -34,8 +34,8 @@ class Watch : public std::enable_shared_from_this<Watch> {
   // Ends the watch, since the group is being destroyed. Idempotent.
   void close();
 
-  // Makes the groups say why operations have failed whose calls the calling thread has left by an
-  // exception that ends the program.
+  // Call when the calling thread has left calls by an exception that ends the program. Makes the
+  // groups of these calls say why the operations have failed.
   static void failCalls() noexcept;
 
  private:

@@ -51,8 +51,8 @@ const char* recordedAs(OpKind kind, const latest::PreHookArgs& args) {
   }
 }
 
-// Limits of the time in which a failing operation's reason may show, and of the wait of a group
-// that is being closed for the line about it.
+// kShowing: limit of the time in which a failing operation's reason may show. kExplaining: limit of
+// the time for which a group that is being closed waits for the line about the reason.
 constexpr Milliseconds kShowing{300};
 constexpr Milliseconds kExplaining{600};
 constexpr Milliseconds kBetweenTries{20};
@@ -135,9 +135,9 @@ void WatchedGroup::open(const c10::intrusive_ptr<c10d::Store>& store, bool compa
   StoreBoard board(store);
   const auto ranks = globalRanks();
   const auto self = ranks[rank_];
-  // Counts the groups of this name: a group that is made again must not find the keys of the one
-  // before in the store. Each process counts its own: if ranks give the name to other members, two
-  // of them may have one rank in the group.
+  // Numbers the groups of this name: a group that is made again must not find the keys of the
+  // earlier group in the store. Each rank has a separate number: if ranks give one name to groups
+  // with different members, one rank may be in both groups.
   const auto number = std::to_string(board.add("watch/" + std::to_string(self), 1));
   const auto own = c10::make_intrusive<c10d::PrefixStore>("watch/" + number, store);
   StoreBoard here(own);
@@ -439,7 +439,7 @@ void WatchedGroup::end(WatchedOp& op, bool completed, Clock::duration duration) 
 void WatchedGroup::endAsked(WatchedOp& op, const WatchedOp::End& how, Clock::time_point now) {
   const bool unread =
       op.operation().async && isPointToPoint(op.operation().kind) && op.waiter().thread == 0;
-  if (how.failed && !unread) {  // nothing has waited for a message that nobody reads
+  if (how.failed && !unread) {  // no thread waits for the message
     tellFailure(op.operation());
   }
   // It is unknown how long after its end an operation is polled.

@@ -132,8 +132,8 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   // Python is being asked.
   bool forgetRaised(Clock::time_point now, bool wanted) REQUIRES(monitorThread);
   void dump();
-  // Makes the process say, once, why an operation of the group has ended with an error, as far as
-  // other ranks are the reason, and write its latest operations.
+  // Once, makes the process write its latest operations, and say why an operation of the group has
+  // ended with an error, as far as other ranks are the reason.
   void tellFailure(const Operation& op) noexcept;
   void explainFailure(const c10::intrusive_ptr<c10d::Store>& store, const std::string& what) const;
   c10::intrusive_ptr<c10d::Store> store() const;
@@ -161,8 +161,8 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   mutable Mutex mutex_;
   // The group's part; null if closed or not opened.
   c10::intrusive_ptr<c10d::Store> store_ GUARDED_BY(mutex_);
-  // Operations whose completion the backend reports, and the keys of completions that it reported
-  // before the call returned.
+  // Operations whose completion the backend reports. `early_`: the keys of completions that it
+  // reported before the call returned.
   std::unordered_map<uint64_t, std::shared_ptr<WatchedOp>> told_ GUARDED_BY(mutex_);
   std::unordered_set<uint64_t> early_ GUARDED_BY(mutex_);
   int calls_ GUARDED_BY(mutex_) = 0;  // number of their calls that have not returned
@@ -172,7 +172,7 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   std::vector<std::pair<c10::Device, EventPoller*>> devices_ GUARDED_BY(mutex_);
 
   StandingVerdicts verdicts_{*this};
-  // Time since when calls that have raised matter.
+  // Since when forgetRaised() is wanted; nullopt if it is not.
   std::optional<Clock::time_point> wantedAt_ GUARDED_BY(monitorThread);
 };
 

@@ -40,7 +40,8 @@ class WatchedOp final {
   const Stack& stack() const { return recording_.stack(); }
   RecordedOp& recording() { return recording_; }
 
-  // Mark the operation's call as one of those that the group counts, and return once whether it is.
+  // setCounted() marks the call as one that the group counts. takeCounted() removes the mark, and
+  // returns whether there was one.
   void setCounted() { counted_.store(true, std::memory_order_relaxed); }
   bool takeCounted() { return counted_.exchange(false, std::memory_order_relaxed); }
 
@@ -74,8 +75,8 @@ class WatchedOp final {
   }
 
   // Returns false if the operation's thread has left the call by an exception, so that no post hook
-  // was called, and true if not, or if unknown. Returns nullopt while Python is being asked, which
-  // takes kQuestion at most.
+  // was called. Returns true if it has not, or if that is unknown. Returns nullopt while Python is
+  // being asked, which takes kQuestion at most.
   std::optional<bool> inCall(Clock::time_point now) REQUIRES(monitorThread);
   // Returns whether inCall() is due even without a diagnosis. The interval grows with the time
   // since the issue, since each question takes the GIL.
