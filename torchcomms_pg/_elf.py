@@ -63,7 +63,7 @@ class Elf:
                 entry = at + first
                 for _ in range(count):
                     flags, name, step = struct.unpack_from("<4xH2xII", self._data, entry)
-                    if not flags & _WEAK:  # without that one it is loaded, too
+                    if not flags & _WEAK:  # a weak version may be missing at the load
                         versions = found.setdefault(self._text(strings, file), set())
                         versions.add(self._text(strings, name))
                     entry += step

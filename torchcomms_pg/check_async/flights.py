@@ -13,7 +13,7 @@ from torchcomms_pg import _C
 
 
 def touch(tensor: torch.Tensor, writes: bool, then: Callable[[], tuple[str, str]]) -> None:
-    """Reports the flights that it is too early to read or write `tensor` for.
+    """Reports the flights that should have ended before `tensor` is read or written.
 
     Args:
         then: returns what reads or writes, and its line.

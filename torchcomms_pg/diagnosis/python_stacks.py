@@ -183,7 +183,7 @@ def caller() -> str:
 
 
 def in_hand() -> str:
-    """Returns the exception that the calling thread handles and its line, or ""; not an exit."""
+    """Returns the exception that the calling thread handles, with its line; "" for an exit."""
     error = sys.exc_info()[1]
     return "" if error is None or isinstance(error, SystemExit) else named(error)
 

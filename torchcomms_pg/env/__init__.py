@@ -321,7 +321,7 @@ def group_timeout() -> timedelta | None:
 
 
 def verdict_after() -> timedelta:
-    """Returns after which time of an operation a verdict is printed that aborts nothing; 0: never.
+    """Returns how old an operation gets before a verdict that aborts nothing is printed; 0: never.
 
     Raises:
         ValueError: TORCHCOMMS_PG_VERDICT_AFTER is not a number of 0 or more.

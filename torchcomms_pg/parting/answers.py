@@ -126,8 +126,8 @@ def _told(parting: Parting) -> str:
 def _frames() -> dict[int, FrameType]:
     """Returns the innermost frame of each other thread.
 
-    With this thread's, which refers to what it is kept in, all would live until the garbage
-    collector runs, and with them what the program's functions have let go of by then.
+    Leaves out this thread's frame, since the frame would refer to the dictionary that contains it.
+    All frames, with their objects, would then live until the garbage collector runs.
     """
     frames = sys._current_frames()
     del frames[threading.get_ident()]

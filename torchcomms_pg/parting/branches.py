@@ -21,7 +21,7 @@ from .positions import Code, code_of
 _MOST = 100_000  # branches that a thread keeps
 _TOOL = "torchcomms_pg"
 _HEALTHY = 64  # intervals in a row that are alike, after which a difference was of no consequence
-_FEWEST = 2  # intervals in which a branch went equally on both ranks before that is its habit
+_FEWEST = 2  # intervals in which a branch has to go equally on both ranks to have a habit
 
 
 class Branch(NamedTuple):
@@ -82,8 +82,8 @@ class Recorder:
 
     def _noter(self, disable: object) -> Callable[[CodeType, int, int], Any]:
         rings = self._rings
-        # By id, since a code's hash reads all its instructions. Keeps the code, so that no other
-        # has its id.
+        # Keyed by id, since the hash of a code reads all its instructions. Keeps the code, so that
+        # no other code gets this id.
         chosen: dict[int, tuple[CodeType, bool]] = {}
         ident, now = threading.get_ident, time.time_ns
 

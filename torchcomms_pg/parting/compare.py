@@ -90,7 +90,7 @@ class Comparison:
         return not all(self._primitive(code.file) for code, _ in stack[shown:])
 
     def decisions(self, first: Rank, second: Rank) -> list[Decision]:
-        """Returns the decisions that may have separated the ranks, whose stacks are shown ones.
+        """Returns the decisions that may have separated two ranks, with stacks from `shown`.
 
         Raises Unknown if the positions do not even tell that the ranks have parted.
         """
@@ -282,7 +282,7 @@ class Comparison:
             raise Unknown("a rank may be late")
 
     def _refuse_if_to_match(self, level: int, late: Rank, other: Rank) -> None:
-        """Raises Unknown if a rank that is in no operation may come to the other's by its own way.
+        """Raises Unknown if a rank in no operation may still reach the other's on its own way.
 
         Two branches that call one operation each have sent the ranks to different places, and no
         rank waits because of that.
@@ -388,7 +388,7 @@ class Comparison:
         to_other: set[int],
         context: tuple[Code, int, tuple[int, int], Calls],
     ) -> list[Decision]:
-        """Returns whether the other rank may have left, by an exception, the call of one rank."""
+        """Returns the decision if an exception may have ended a call that the other rank is in."""
         code, level, ends, calls = context
         handler = self.flow(code).handler(place)
         if handler not in to_other or self._own(inside.next, level + 1) is None:

@@ -103,7 +103,7 @@ class Flow:
         return self._offsets[0]
 
     def forward(self, starts: Iterable[int], closed: Callable[[int], bool]) -> set[int]:
-        """Returns the places that can be reached from `starts`, which are included.
+        """Returns the places that can be reached from `starts`, these included.
 
         No way leads on from a place that is `closed`.
         """
@@ -119,7 +119,7 @@ class Flow:
         return seen
 
     def backward(self, end: int, closed: Callable[[int], bool]) -> set[int]:
-        """Returns the places from which `end` can be reached, which is included."""
+        """Returns the places from which `end` can be reached, and `end` itself."""
         before: dict[int, list[int]] = {}
         for place, outcomes in self._outcomes.items():
             if not closed(place):

@@ -338,7 +338,7 @@ class Inquiry:
                 break
 
     def _parts_in_a_call(self, ranks: list[Rank], stacks: list[Stack]) -> bool:
-        """Looks for one call that has called different functions, which both issue operations."""
+        """Looks for a call by which the ranks entered two functions that both issue operations."""
         comparison = self._comparison
         level, own = 0, -1
         for one, other in zip(*stacks, strict=False):
@@ -526,7 +526,7 @@ class Inquiry:
         return left or everyone
 
     def _one_length(self, index: int, told: list[list[dict[str, Any]]]) -> str:
-        """Returns what a loop, which has ended on one rank alone, is over, if equally long on both.
+        """Returns what a loop is over that one rank has left, if it is equally long on both.
 
         The ranks have not parted at such a loop: one has gone through an iteration without an
         operation before. Returns "" for other decisions, and if the lengths differ or are unknown.
@@ -571,7 +571,7 @@ class Inquiry:
     def _ways_now(
         self, at: int, told: list[list[dict[str, Any]]]
     ) -> tuple[Outcome | None, Outcome | None]:
-        """Returns the ways that a condition's values now lead both ranks; None if unknown."""
+        """Returns the way of each rank by a condition's present values; None if unknown."""
         decision, statement, *_ = self._candidates[at]
         flow = self._comparison.flow(decision.code)
         ways = []

@@ -182,7 +182,7 @@ def reads_of(test: ast.AST) -> tuple[str, ...]:
 
 
 def is_readable(node: ast.AST) -> bool:
-    """Returns whether an expression reads names, attributes, subscripts or a length alone."""
+    """Returns whether an expression reads only names, attributes, subscripts or a length."""
     if isinstance(node, ast.Name):
         return True
     if isinstance(node, ast.Attribute):

@@ -184,12 +184,12 @@ class _Writer:
 
 
 def dependencies(entries: list[Entry], program: Program) -> list[tuple[list[int], list[int]]]:
-    """Returns of each operation the indices of those it depends on: by its data, by order alone.
+    """Returns the operations that each operation depends on: by its data, and by order alone.
 
-    An operation follows what was waited for before it was called, except what these depend on
-    already. Messages of a batch do not follow each other. An operation follows the one before it
-    on its communicator, too. A group has a communicator, and so have each two ranks of a group for
-    their messages outside of batches.
+    Both are indices. By its data an operation depends on what was waited for before its call, as
+    far as that does not follow from another dependency; messages of a batch do not depend on each
+    other. By order it depends on the operation before it on its communicator. A group has a
+    communicator, and so have each two ranks of a group for their messages outside of batches.
     """
     ends: dict[tuple[str, int], int] = {}
     for entry in entries:

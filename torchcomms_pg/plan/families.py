@@ -1,5 +1,6 @@
-"""Families of groups: those that one place in the program makes, of which a rank is in one at most.
+"""Families of groups.
 
+The groups of a family are made by one place in the program, and a rank is in one of them at most.
 The groups of one dimension of a mesh are a family.
 """
 

@@ -69,8 +69,7 @@ def _at(program: Program, made: Made) -> str:
 def off_mesh(program: Program) -> list[Hazard]:
     """Returns hazards of groups whose ranks are no slice of any mesh of the whole job.
 
-    The ranks of a slice have, in each dimension of the mesh, each of some coordinates with each of
-    some coordinates of the other dimensions.
+    A slice has some coordinates of each dimension of the mesh, and the ranks of all combinations.
     """
     meshes = program.meshes
     if not meshes:

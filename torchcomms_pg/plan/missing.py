@@ -17,7 +17,7 @@ _HANG = "  over any backend: the others wait for ever"
 
 @dataclass
 class Missing:
-    """Hazards, and for each group the number of the first collective that is not one of all."""
+    """Hazards, and for each group the number of the first collective that not all call."""
 
     hazards: list[Hazard]
     first: dict[Group, int]
@@ -93,8 +93,8 @@ def _uncalled(group: Group, calls: dict[int, list[Entry]]) -> tuple[Hazard, int]
 def _parted(one: list[Entry], other: list[Entry]) -> int | None:
     """Returns the number of the first collective that one of two ranks does not call, or None.
 
-    The ranks call the same before it, and what one calls there and later is what the other calls
-    some collectives later.
+    Before it the ranks call the same. From it on, one rank calls what the other one calls some
+    collectives later.
     """
     short, long = sorted(([entry.frames for entry in entries] for entries in (one, other)), key=len)
     same = 0

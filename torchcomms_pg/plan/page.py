@@ -38,9 +38,9 @@ def html(answer: Answer, step: int | None = None) -> str:
 def _data(answer: Answer, step: Step) -> dict[str, Any]:
     """Returns what the page shows.
 
-    Ranks are ranges: first, last and step. A role has all ranks that call the same in the step,
-    and a call is an index of ``calls``; these are a text, and indices of a family and of a stack.
-    Lists may be shorter than indices say.
+    Ranks are ranges: first, last and step. A role has all ranks that call the same in the step, and
+    its calls as indices of ``calls``. An element of ``calls`` has a text, the index of a family,
+    and the index of a stack. An index may lie beyond its list, which has a limited length.
     """
     calls = _Calls()
     roles: dict[tuple[int, ...], list[int]] = {}

@@ -1,9 +1,9 @@
 """Roles: ranks that are expected to call the same, and the ranks that are run for each role.
 
-At first all ranks in groups of the same sizes are one role. Ranks of a role are run that lie apart:
-at the first and the last place of each dimension, and between them. If two call something else, a
-family of groups is looked for by whose places they differ: its first ranks, its last ranks and
-those between then are a role each or, if that is not enough, the ranks of each place.
+At first all ranks in groups of the same sizes are one role. Of a role some ranks are run that lie
+apart: at the first and the last place of each dimension, and between them. If two of them call
+different things, the role is divided by their places in a family of groups: into first ranks, last
+ranks and ranks between or, if that is not enough, into the ranks of each place.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Roles:
     """The roles of a job's ranks.
 
     ``ranks`` has the ranks of each role, of which the first and the last were run. ``notes`` are
-    lines on what ranks differ by, and what not.
+    lines on what ranks differ by, and on what makes no difference.
     """
 
     families: Families
@@ -90,9 +90,9 @@ class _Search:
     def apart(self, some: list[int]) -> list[int]:
         """Returns ranks of a role that lie apart, among them its first and its last.
 
-        Of the dimensions in which the role's ranks differ: each combination of the first and the
-        last place; in one the second place, at the first of the others; in one the last but one, at
-        the last of the others; and the middle in all.
+        Only dimensions in which the role's ranks differ count. The ranks are at each combination of
+        first and last places; at the second place of one dimension and the first of the others; at
+        the last but one of one dimension and the last of the others; and in the middle of all.
         """
         dimensions = []
         here: list[list[int]] = []
@@ -144,7 +144,7 @@ class _Search:
         self._single[role] = len(some)
 
     def _reason(self, some: list[int]) -> tuple[Family, _By] | None:
-        """Returns what alone tells a role's ranks apart that were run, the least of several."""
+        """Returns the least division by a family that tells the ranks that were run apart."""
         run = [rank for rank in some if rank in self._runners.programs]
         found: list[tuple[int, Family, _By]] = []
         for family, now in self._by.items():

@@ -98,7 +98,7 @@ class Zygote:
         self._control.close()
         if self._process is not None:
             if not self._answered:
-                self._process.kill()  # it still imports, and would notice at the end of that
+                self._process.kill()  # it would notice only after its imports
             self._process.wait()
 
     def _receive(self) -> Any:

@@ -501,7 +501,7 @@ class Analysis:
         return [e for _, entries in sorted(self.collectives[place].items()) for e in entries]
 
     def _waiting(self, entries: list[Entry]) -> list[str]:
-        """Returns a line for each place from which ranks have called what has not finished."""
+        """Returns a line for each place from which ranks have called unfinished operations."""
         places: dict[str, list[Entry]] = defaultdict(list)
         for entry in entries:
             if not entry.finished:
