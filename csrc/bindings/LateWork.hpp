@@ -73,8 +73,8 @@ C10dWork issueLate(
     const IssueCall& call,
     const void* batch);
 
-// Has the issue's object of Python report the flights whose memory an operation takes, and returns
-// whether one is.
+// Makes the issue's object of Python report the flights whose memory an operation takes. Returns
+// whether there is such a flight.
 bool overlaps(
     const c10::SafePyObject& issue,
     const std::vector<at::Tensor>& outputs,

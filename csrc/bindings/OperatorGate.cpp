@@ -1,4 +1,4 @@
-// Shows Python those operators of torch alone that an asynchronous operation may be concerned by.
+// Shows Python only those operators of torch that may concern an asynchronous operation.
 //
 // A TorchDispatchMode costs each operator two passages through Python, four to twelve times the
 // time of a tiny one. The gate is a kernel in C++ that each operator passes instead. It compares

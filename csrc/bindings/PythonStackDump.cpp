@@ -50,9 +50,9 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Returns the handler that Python installs for every signal that has a handler in Python, or null
-// if it is not known: the handler of SIGINT, if that is in the object that Python's functions are
-// in.
+// Returns the handler that Python installs for every signal that has a handler in Python. It is the
+// handler of SIGINT, if that lies in the shared object of Python's functions; otherwise returns
+// null.
 void (*handlerOfPython())(int) {
   const auto handler = PyOS_getsig(SIGINT);
   Dl_info python{};

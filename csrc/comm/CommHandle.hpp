@@ -73,8 +73,8 @@ class CommHandle {
   // block.
   ncclResult_t state() const;
   // Does the same for an operation that was launched, but returns ncclInvalidUsage without a
-  // communicator: a close() that gave up waiting for the operation has then freed it, and the
-  // outcome is unknown.
+  // communicator: a close() that gave up waiting for the operation has then freed the communicator,
+  // and the operation's outcome is unknown.
   ncclResult_t stateAfterLaunch() const;
   bool failed() const {
     const auto now = state();

@@ -22,13 +22,13 @@ namespace {
 // Number of rounds in which the monitor must see nothing in flight.
 constexpr int kIdleTicks = 2;
 
-// Interval at which the monitor looks at processes; and the time for which an operation must be in
-// flight beside a dead process, since its end may not have been seen yet.
+// Interval at which the monitor looks at processes. An operation must also be in flight for this
+// time beside a dead process, since its end may not have been seen yet.
 constexpr Milliseconds kDeathLook{200};
 constexpr Milliseconds kDeathPatience{500};
 
-// Time after which the monitor has deferred operations finished. A thread that is going to wait for
-// one finishes it sooner.
+// Time after which the monitor makes other threads finish deferred operations. A thread that is
+// going to wait for one finishes it sooner.
 constexpr Milliseconds kNobodyWaits{20};
 
 }  // namespace

@@ -53,9 +53,9 @@ class Watchdog {
   // Does the same as open(), in a part of the parent's store, and as watchOver() if the parent
   // watches over processes. `ranks`: the ranks of the parent that are in this group.
   void openLike(const Watchdog& parent, const std::string& prefix, const std::vector<int>& ranks);
-  // Does the same for a shrunk group without the ranks of `gone`. Each shrink of the parent without
-  // the same ranks gets another part of the store, numbered in the order that all staying ranks
-  // share: a reused part would hold the verdict of an earlier group.
+  // Does the same for a shrunk group without the ranks of `gone`. If the parent is shrunk several
+  // times without the same ranks, each shrink gets another part of the store, by a number that is
+  // the same on all staying ranks: a reused part would hold the verdict of an earlier group.
   void openShrunk(Watchdog& parent, const std::vector<int>& gone);
   // From now on checks whether processes of this host are alive, if operations in flight need them,
   // for a library that does not report deaths. Call once, after open().

@@ -112,8 +112,8 @@ class StoreRendezvous {
   // Takes part in one round and returns its answer.
   std::string meet(const std::string& mine, const Judge& judge);
 
-  // Decides the round for this rank and its `peer`, and returns the answer, if this rank is the
-  // lower one and the peer has arrived and wants this rank. Otherwise returns an empty text.
+  // If this rank is lower than `peer`, and `peer` has arrived and wants this rank, decides the
+  // round for the two and returns the answer. Otherwise returns an empty text.
   std::string meetPair();
 
   // Counts this rank as one that has read the answer. The last rank to be counted deletes the
@@ -160,8 +160,9 @@ class StoreRendezvous {
 
   [[noreturn]] void raiseRefused(const std::string& text);
 
-  // Keeps the process and version of rank `peer`, the first line of the value `text` that `peer`
-  // has written. The second line is the rank that `peer` wants. Returns the rest, its `mine`.
+  // Takes the value `text` that rank `peer` has written: keeps the process and version in its first
+  // line, and returns the text after its second line, which is the peer's `mine`. The second line
+  // is the rank that `peer` wants.
   std::string hear(int peer, const std::string& text);
 
   // Returns a text that says how the ranks' versions of this package differ; empty if equal.

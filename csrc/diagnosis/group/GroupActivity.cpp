@@ -148,10 +148,10 @@ Wait describeWait(
     const AwaitedCollective needed{collective.seq, one ? members[collective.peer] : -1};
     auto& all = wait.collectives;
     if (onlyGives(collective.kind, collective.peer == group.rank()) && !all.empty()) {
-      return;  // a rank that only gives waits at most for earlier collectives
+      return;  // a rank that only sends waits at most for earlier collectives
     }
     if (!all.empty() && all.back().rank == needed.rank) {
-      all.back() = needed;  // a rank that arrives at it has arrived at the one before
+      all.back() = needed;  // a rank that has arrived at this one has arrived at the previous one
     } else {
       all.push_back(needed);
     }

@@ -44,10 +44,10 @@ class DiagnosisProtocol {
     std::string number;                              // `rank` for texts
     std::vector<int> ranks;                          // ranks that take part
     std::function<Silent(int rank)> describeSilent;  // describes a rank that has not answered
-    // Set if a ring does not reach all ranks: this rank then looks at the board from time to time,
-    // and calls poll() before each look. Returns true if there is news: then the ranks that receive
-    // this rank's rings have to look as well. `thorough`: there may be news. May block, and raise
-    // as a SharedBoard may.
+    // Set if a ring does not reach all ranks. This rank then looks at the board from time to time,
+    // and calls poll() before each look. poll() returns true if there is news: the ranks that
+    // receive this rank's rings then have to look, too. `thorough`: there may be news. May block,
+    // and raise as a SharedBoard may.
     std::function<bool(bool thorough)> poll;
     // Turn of this rank among the ranks that ring each other: each in turn looks for a second.
     int turn = 0;

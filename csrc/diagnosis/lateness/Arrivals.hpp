@@ -51,8 +51,8 @@ class WaitedTime {
 
 // Keeps this rank's arrivals at a group's latest collectives. If collectives are frequent, keeps
 // only every second, fourth or eighth and so on, by their numbers, so that all ranks keep the same
-// collectives. The kept ones then span half a minute: in less time, the load of a core is chance.
-// Thread-safe.
+// collectives. The kept arrivals then span half a minute: over a shorter time, the load of a core
+// is chance. Thread-safe.
 class ArrivalLog {
  public:
   using Clock = std::chrono::steady_clock;
