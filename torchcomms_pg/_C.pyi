@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from types import CodeType
 from typing import Any, ClassVar, overload
@@ -174,7 +174,7 @@ def set_last_words(on: bool) -> None:
 def begin_wait(
     *,
     text: str,
-    ranks: list[int],
+    ranks: Sequence[int],
     meets: bool,
     called_at: str,
     verdict_after: timedelta,
@@ -208,7 +208,7 @@ def end_wait(number: int, joined: bool = False) -> None:
 def set_error_file(path: str) -> None:
     """Sets the file into which a failure is written for torchrun; "" for none."""
 
-def leave_word(how: str, names: list[str], fails: bool) -> None:
+def leave_word(how: str, names: Sequence[str], fails: bool) -> None:
     """Leaves word for the other ranks of the groups `names` that this rank is about to end them.
 
     `how`: "destroyed the group at ...". A rank that then fails in a group says it. `fails`: this
@@ -801,7 +801,7 @@ class Window:
     def shape(self) -> list[int] | None: ...
 
 def show_operators(
-    mode: TorchDispatchMode, issued: Callable[..., object], roles: dict[str, dict[str, Any]]
+    mode: TorchDispatchMode, issued: Callable[..., object], roles: Mapping[str, dict[str, Any]]
 ) -> None:
     """Shows a mode the operators of torch that touch memory of flights, and functional collectives.
 
@@ -917,7 +917,7 @@ def issue_late(
     inputs: Sequence[torch.Tensor],
     call: Callable[[list[torch.Tensor], list[torch.Tensor]], _Work | None],
     batch: object,
-) -> LateWork | None:
+) -> _Work | None:
     """Issues an operation on copies, and returns the work that ends late.
 
     Args:
