@@ -103,7 +103,7 @@ Backend::WorkPtr Backend::broadcast(TensorList& tensors, const c10d::BroadcastOp
   const auto& tensor = single("broadcast", "tensors", tensors);
   const auto comm = route("broadcast", tensor);
   return issue(comm, opts.asyncOp, [&] {
-    return Collectives(*comm, options(opts)).broadcast(tensor, static_cast<int>(opts.rootRank));
+    return collectives::broadcast(*comm, options(opts), tensor, static_cast<int>(opts.rootRank));
   });
 }
 
@@ -114,7 +114,7 @@ Backend::WorkPtr Backend::allreduce(TensorList& tensors, const c10d::AllreduceOp
   }
   const auto comm = route("all_reduce", tensor);
   return issue(comm, opts.asyncOp, [&] {
-    return Collectives(*comm, options(opts)).allReduce(tensor, tensor, opts.reduceOp);
+    return collectives::allReduce(*comm, options(opts), tensor, tensor, opts.reduceOp);
   });
 }
 
@@ -125,7 +125,7 @@ Backend::WorkPtr Backend::allreduce_coalesced(
   return together(comm, opts.asyncOp, OpKind::allReduce, tensors, [&] {
     WorkPtr last;
     for (const auto& tensor : tensors) {
-      last = Collectives(*comm, options(opts)).allReduce(tensor, tensor, opts.reduceOp);
+      last = collectives::allReduce(*comm, options(opts), tensor, tensor, opts.reduceOp);
     }
     return last;
   });
@@ -135,8 +135,8 @@ Backend::WorkPtr Backend::reduce(TensorList& tensors, const c10d::ReduceOptions&
   const auto& tensor = single("reduce", "tensors", tensors);
   const auto comm = route("reduce", tensor);
   return issue(comm, opts.asyncOp, [&] {
-    return Collectives(*comm, options(opts))
-        .reduce(tensor, static_cast<int>(opts.rootRank), opts.reduceOp);
+    return collectives::reduce(
+        *comm, options(opts), tensor, static_cast<int>(opts.rootRank), opts.reduceOp);
   });
 }
 
@@ -146,7 +146,7 @@ Backend::WorkPtr Backend::allgather(
   const auto& output = single("all_gather", "tensor lists", outputs);
   const auto comm = route("all_gather", input);
   return issue(comm, opts.asyncOp, [&] {
-    return Collectives(*comm, options(opts)).allGather(output, input);
+    return collectives::allGather(*comm, options(opts), output, input);
   });
 }
 
@@ -154,7 +154,7 @@ Backend::WorkPtr Backend::all_gather_single(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
   const auto comm = route("all_gather_single", input);
   return issue(comm, opts.asyncOp, [&] {
-    return Collectives(*comm, options(opts)).allGatherSingle(output, input);
+    return collectives::allGatherSingle(*comm, options(opts), output, input);
   });
 }
 
@@ -178,7 +178,7 @@ Backend::WorkPtr Backend::allgather_coalesced(
       for (const auto& list : outputs) {
         ofRanks.push_back(list[i]);
       }
-      last = Collectives(*comm, options(opts)).allGather(ofRanks, inputs[i]);
+      last = collectives::allGather(*comm, options(opts), ofRanks, inputs[i]);
     }
     return last;
   });
@@ -191,7 +191,7 @@ Backend::WorkPtr Backend::all_gather_single_coalesced(
   return together(comm, opts.asyncOp, OpKind::allGatherSingle, inputs, [&] {
     WorkPtr last;
     for (size_t i = 0; i < inputs.size(); ++i) {
-      last = Collectives(*comm, options(opts)).allGatherSingle(outputs[i], inputs[i]);
+      last = collectives::allGatherSingle(*comm, options(opts), outputs[i], inputs[i]);
     }
     return last;
   });
@@ -204,7 +204,8 @@ Backend::WorkPtr Backend::gather(
   return issue(comm, opts.asyncOp, [&] {
     // Ranks other than the root pass no list, or an empty one.
     const auto& output = outputs.empty() ? TensorList() : single("gather", "gather_list", outputs);
-    return Collectives(*comm, options(opts)).gather(output, input, static_cast<int>(opts.rootRank));
+    return collectives::gather(
+        *comm, options(opts), output, input, static_cast<int>(opts.rootRank));
   });
 }
 
@@ -212,8 +213,8 @@ Backend::WorkPtr Backend::gather_single(
     at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) {
   const auto comm = route("gather_single", input);
   return issue(comm, opts.asyncOp, [&] {
-    return Collectives(*comm, options(opts))
-        .gatherSingle(output, input, static_cast<int>(opts.rootRank));
+    return collectives::gatherSingle(
+        *comm, options(opts), output, input, static_cast<int>(opts.rootRank));
   });
 }
 
@@ -223,8 +224,8 @@ Backend::WorkPtr Backend::scatter(
   const auto comm = route("scatter", output);
   return issue(comm, opts.asyncOp, [&] {
     const auto& input = inputs.empty() ? TensorList() : single("scatter", "scatter_list", inputs);
-    return Collectives(*comm, options(opts))
-        .scatter(output, input, static_cast<int>(opts.rootRank));
+    return collectives::scatter(
+        *comm, options(opts), output, input, static_cast<int>(opts.rootRank));
   });
 }
 
@@ -234,7 +235,7 @@ Backend::WorkPtr Backend::reduce_scatter(
   const auto& input = single("reduce_scatter", "input lists", inputs);
   const auto comm = route("reduce_scatter", output);
   return issue(comm, opts.asyncOp, [&] {
-    return Collectives(*comm, options(opts)).reduceScatter(output, input, opts.reduceOp);
+    return collectives::reduceScatter(*comm, options(opts), output, input, opts.reduceOp);
   });
 }
 
@@ -242,7 +243,7 @@ Backend::WorkPtr Backend::reduce_scatter_single(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
   const auto comm = route("reduce_scatter_single", input);
   return issue(comm, opts.asyncOp, [&] {
-    return Collectives(*comm, options(opts)).reduceScatterSingle(output, input, opts.reduceOp);
+    return collectives::reduceScatterSingle(*comm, options(opts), output, input, opts.reduceOp);
   });
 }
 
@@ -253,8 +254,8 @@ Backend::WorkPtr Backend::reduce_scatter_single_coalesced(
   return together(comm, opts.asyncOp, OpKind::reduceScatterSingle, inputs, [&] {
     WorkPtr last;
     for (size_t i = 0; i < inputs.size(); ++i) {
-      last = Collectives(*comm, options(opts))
-                 .reduceScatterSingle(outputs[i], inputs[i], opts.reduceOp);
+      last = collectives::reduceScatterSingle(
+          *comm, options(opts), outputs[i], inputs[i], opts.reduceOp);
     }
     return last;
   });
@@ -268,8 +269,8 @@ Backend::WorkPtr Backend::all_to_all_single(
     const c10d::AllToAllOptions& opts) {
   const auto comm = route("all_to_all_single", input);
   return issue(comm, opts.asyncOp, [&] {
-    return Collectives(*comm, options(opts))
-        .allToAllSingle(output, input, outputSplits, inputSplits);
+    return collectives::allToAllSingle(
+        *comm, options(opts), output, input, outputSplits, inputSplits);
   });
 }
 
@@ -278,13 +279,13 @@ Backend::WorkPtr Backend::alltoall(
   TORCH_CHECK_VALUE(!inputs.empty(), "all_to_all: input_tensor_list is empty");
   const auto comm = route("all_to_all", inputs.front());
   return issue(comm, opts.asyncOp, [&] {
-    return Collectives(*comm, options(opts)).allToAll(outputs, inputs);
+    return collectives::allToAll(*comm, options(opts), outputs, inputs);
   });
 }
 
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
   const auto comm = barrierCommunicator(opts);
-  return issue(comm, opts.asyncOp, [&] { return Collectives(*comm, options(opts)).barrier(); });
+  return issue(comm, opts.asyncOp, [&] { return collectives::barrier(*comm, options(opts)); });
 }
 
 // Returns the device whose current stream the barrier follows: the device of `device_ids`, else
@@ -343,7 +344,7 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRan
   auto call = options(opts);
   call.async = false;
   try {
-    Collectives(*cpuCommunicator("monitored_barrier"), call).monitoredBarrier();
+    collectives::monitoredBarrier(*cpuCommunicator("monitored_barrier"), call);
   } catch (const CommError& error) {
     if (options_->backend == kBackendName) throw;
     throw CommError(toGlooMessage(error.failure(), getRank(), waitAllRanks, opts));
@@ -357,7 +358,7 @@ Backend::WorkPtr Backend::send(TensorList& tensors, int destination, int tag) {
   }
   const auto comm = routeMessage("send", tensor, destination);
   return issue(
-      comm, /*async=*/true, [&] { return Collectives(*comm, {}).send(tensor, destination, tag); });
+      comm, /*async=*/true, [&] { return collectives::send(*comm, {}, tensor, destination, tag); });
 }
 
 Backend::WorkPtr Backend::recv(TensorList& tensors, int source, int tag) {
@@ -367,7 +368,7 @@ Backend::WorkPtr Backend::recv(TensorList& tensors, int source, int tag) {
   }
   const auto comm = routeMessage("recv", tensor, source);
   return issue(
-      comm, /*async=*/true, [&] { return Collectives(*comm, {}).recv(tensor, source, tag); });
+      comm, /*async=*/true, [&] { return collectives::recv(*comm, {}, tensor, source, tag); });
 }
 
 Backend::WorkPtr Backend::recvAnysource(TensorList& tensors, int tag) {

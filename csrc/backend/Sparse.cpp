@@ -21,7 +21,7 @@ at::Tensor gatherRows(
   auto sizes = rows.sizes().vec();
   sizes.insert(sizes.begin(), comm.size());
   auto all = at::empty(sizes, rows.options());
-  Collectives(comm, options).allGatherSingle(all, rows);
+  collectives::allGatherSingle(comm, options, all, rows);
   return all;
 }
 

@@ -102,13 +102,13 @@ template <class... Args, class... Names>
 void bindOperation(
     py::class_<Comm>& comm,
     const char* name,
-    WorkPtr (Collectives::*operation)(Args...),
+    WorkPtr (*operation)(Communicator&, const collectives::Options&, Args...),
     Names... names) {
   static_assert(sizeof...(Args) == sizeof...(Names));
   comm.def(
       name,
       [operation](Comm& self, Args... args, bool async, Timeout timeout) -> Result {
-        return (Collectives(*self, {.async = async, .timeout = timeout}).*operation)(args...);
+        return operation(*self, {.async = async, .timeout = timeout}, args...);
       },
       py::arg(names)...,
       py::arg("async_op"),
@@ -117,29 +117,29 @@ void bindOperation(
 }
 
 void bindOperations(py::class_<Comm>& comm) {
-  bindOperation(comm, "send", &Collectives::send, "tensor", "dst", "tag");
-  bindOperation(comm, "recv", &Collectives::recv, "tensor", "src", "tag");
-  bindOperation(comm, "broadcast", &Collectives::broadcast, "tensor", "root");
-  bindOperation(comm, "all_reduce", &Collectives::allReduce, "output", "input", "op");
-  bindOperation(comm, "reduce", &Collectives::reduce, "tensor", "root", "op");
-  bindOperation(comm, "all_gather", &Collectives::allGather, "outputs", "input");
-  bindOperation(comm, "all_gather_single", &Collectives::allGatherSingle, "output", "input");
-  bindOperation(comm, "reduce_scatter", &Collectives::reduceScatter, "output", "inputs", "op");
+  bindOperation(comm, "send", collectives::send, "tensor", "dst", "tag");
+  bindOperation(comm, "recv", collectives::recv, "tensor", "src", "tag");
+  bindOperation(comm, "broadcast", collectives::broadcast, "tensor", "root");
+  bindOperation(comm, "all_reduce", collectives::allReduce, "output", "input", "op");
+  bindOperation(comm, "reduce", collectives::reduce, "tensor", "root", "op");
+  bindOperation(comm, "all_gather", collectives::allGather, "outputs", "input");
+  bindOperation(comm, "all_gather_single", collectives::allGatherSingle, "output", "input");
+  bindOperation(comm, "reduce_scatter", collectives::reduceScatter, "output", "inputs", "op");
   bindOperation(
-      comm, "reduce_scatter_single", &Collectives::reduceScatterSingle, "output", "input", "op");
+      comm, "reduce_scatter_single", collectives::reduceScatterSingle, "output", "input", "op");
   bindOperation(
       comm,
       "all_to_all_single",
-      &Collectives::allToAllSingle,
+      collectives::allToAllSingle,
       "output",
       "input",
       "output_split_sizes",
       "input_split_sizes");
-  bindOperation(comm, "all_to_all", &Collectives::allToAll, "outputs", "inputs");
-  bindOperation(comm, "barrier", &Collectives::barrier);
-  bindOperation(comm, "scatter", &Collectives::scatter, "output", "inputs", "root");
-  bindOperation(comm, "gather", &Collectives::gather, "outputs", "input", "root");
-  bindOperation(comm, "gather_single", &Collectives::gatherSingle, "output", "input", "root");
+  bindOperation(comm, "all_to_all", collectives::allToAll, "outputs", "inputs");
+  bindOperation(comm, "barrier", collectives::barrier);
+  bindOperation(comm, "scatter", collectives::scatter, "output", "inputs", "root");
+  bindOperation(comm, "gather", collectives::gather, "outputs", "input", "root");
+  bindOperation(comm, "gather_single", collectives::gatherSingle, "output", "input", "root");
 }
 
 void bindLateness(py::module_& module, py::class_<Comm>& comm) {

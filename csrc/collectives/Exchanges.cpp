@@ -7,7 +7,7 @@
 #include "operation/Checks.hpp"
 #include "operation/Types.hpp"
 
-namespace torchcomms_pg {
+namespace torchcomms_pg::collectives {
 
 namespace {
 
@@ -16,7 +16,7 @@ std::vector<int64_t> splitCounts(
     const char* what,
     const char* argument,
     const std::vector<int64_t>& splits,
-    const at::Tensor& tensor,
+    const Tensor& tensor,
     int size) {
   const int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
   if (splits.empty()) {
@@ -58,21 +58,41 @@ std::vector<int64_t> splitCounts(
   return counts;
 }
 
+WorkPtr issueBarrier(Communicator& comm, const Options& options, OpKind kind) {
+  auto call = comm.prepare(kind, options);
+  if (comm.api().has(Feature::barrier)) {
+    call.task = Collective{.kind = CollectiveKind::barrier};
+    return comm.issue(std::move(call));
+  }
+  const auto token = at::zeros({1}, at::TensorOptions().dtype(at::kByte).device(comm.device()));
+  call.task = Collective{
+      .kind = CollectiveKind::allReduce,
+      .input = token.data_ptr(),
+      .output = token.data_ptr(),
+      .count = 1,
+      .type = ncclUint8,
+      .op = {.reduction = ncclMax}};
+  call.buffers = {token};
+  return comm.issue(std::move(call));
+}
+
 }  // namespace
 
-WorkPtr Collectives::allToAllSingle(
-    const at::Tensor& output,
-    const at::Tensor& input,
+WorkPtr allToAllSingle(
+    Communicator& comm,
+    const Options& options,
+    const Tensor& output,
+    const Tensor& input,
     const std::vector<int64_t>& outputSplits,
     const std::vector<int64_t>& inputSplits) {
-  auto call = comm_.prepare(OpKind::allToAllSingle, options_);
+  auto call = comm.prepare(OpKind::allToAllSingle, options);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "output"}, output, comm_.device());
+  checkTensor({what, "output"}, output, comm.device());
   checkWritable({what, "output"}, output);
-  checkTensor({what, "input"}, input, comm_.device());
+  checkTensor({what, "input"}, input, comm.device());
   checkSameType({what, "output"}, output, "input", input);
-  const auto outputCounts = splitCounts(what, "output", outputSplits, output, comm_.size());
-  const auto inputCounts = splitCounts(what, "input", inputSplits, input, comm_.size());
+  const auto outputCounts = splitCounts(what, "output", outputSplits, output, comm.size());
+  const auto inputCounts = splitCounts(what, "input", inputSplits, input, comm.size());
   call.setTensors({input}, {output});
   call.op.inputSplits = inputSplits;
   call.op.outputSplits = outputSplits;
@@ -86,7 +106,7 @@ WorkPtr Collectives::allToAllSingle(
         .kind = CollectiveKind::allToAll,
         .input = source.data_ptr(),
         .output = target.data(),
-        .count = source.numel() / comm_.size() * wire.factor,
+        .count = source.numel() / comm.size() * wire.factor,
         .type = wire.type};
   } else {
     const auto bytes = source.element_size();
@@ -94,60 +114,50 @@ WorkPtr Collectives::allToAllSingle(
     std::vector<Part> receives;
     auto* from = static_cast<char*>(source.data_ptr());
     auto* to = static_cast<char*>(target.data());
-    for (int peer = 0; peer < comm_.size(); ++peer) {
+    for (int peer = 0; peer < comm.size(); ++peer) {
       sends.push_back({from, inputCounts[peer] * wire.factor, peer});
       receives.push_back({to, outputCounts[peer] * wire.factor, peer});
       from += inputCounts[peer] * bytes;
       to += outputCounts[peer] * bytes;
     }
-    setExchange(comm_, call, std::move(sends), std::move(receives), wire.type);
+    setExchange(comm, call, std::move(sends), std::move(receives), wire.type);
   }
   setCopyBack(call, target);
-  return comm_.issue(std::move(call));
+  return comm.issue(std::move(call));
 }
 
-WorkPtr Collectives::allToAll(
-    const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
-  auto call = comm_.prepare(OpKind::allToAll, options_);
+WorkPtr allToAll(
+    Communicator& comm, const Options& options, const Tensors& outputs, const Tensors& inputs) {
+  auto call = comm.prepare(OpKind::allToAll, options);
   const char* const what = name(call.op.kind);
-  checkListLength({what, "output_tensor_list"}, outputs.size(), comm_.size());
-  checkListLength({what, "input_tensor_list"}, inputs.size(), comm_.size());
-  checkTensors({what, "output_tensor_list"}, outputs, inputs.front(), comm_.device());
+  checkListLength({what, "output_tensor_list"}, outputs.size(), comm.size());
+  checkListLength({what, "input_tensor_list"}, inputs.size(), comm.size());
+  checkTensors({what, "output_tensor_list"}, outputs, inputs.front(), comm.device());
   checkWritable({what, "output_tensor_list"}, outputs);
-  checkTensors({what, "input_tensor_list"}, inputs, inputs.front(), comm_.device());
+  checkTensors({what, "input_tensor_list"}, inputs, inputs.front(), comm.device());
   call.setTensors(inputs, outputs);
 
   const auto wire = wireType(inputs.front().scalar_type());
   std::vector<OutputBuffer> targets;
   std::vector<Part> sends;
   std::vector<Part> receives;
-  for (int peer = 0; peer < comm_.size(); ++peer) {
+  for (int peer = 0; peer < comm.size(); ++peer) {
     const auto source = call.contiguous(inputs[peer]);
     targets.emplace_back(outputs[peer]);
     sends.push_back({source.data_ptr(), source.numel() * wire.factor, peer});
     receives.push_back({targets.back().data(), outputs[peer].numel() * wire.factor, peer});
   }
-  setExchange(comm_, call, std::move(sends), std::move(receives), wire.type);
+  setExchange(comm, call, std::move(sends), std::move(receives), wire.type);
   setCopyBack(call, targets);
-  return comm_.issue(std::move(call));
+  return comm.issue(std::move(call));
 }
 
-WorkPtr Collectives::issueBarrier(OpKind kind) {
-  auto call = comm_.prepare(kind, options_);
-  if (comm_.api().has(Feature::barrier)) {
-    call.task = Collective{.kind = CollectiveKind::barrier};
-    return comm_.issue(std::move(call));
-  }
-  const auto token = at::zeros({1}, at::TensorOptions().dtype(at::kByte).device(comm_.device()));
-  call.task = Collective{
-      .kind = CollectiveKind::allReduce,
-      .input = token.data_ptr(),
-      .output = token.data_ptr(),
-      .count = 1,
-      .type = ncclUint8,
-      .op = {.reduction = ncclMax}};
-  call.buffers = {token};
-  return comm_.issue(std::move(call));
+WorkPtr barrier(Communicator& comm, const Options& options) {
+  return issueBarrier(comm, options, OpKind::barrier);
 }
 
-}  // namespace torchcomms_pg
+WorkPtr monitoredBarrier(Communicator& comm, const Options& options) {
+  return issueBarrier(comm, options, OpKind::monitoredBarrier);
+}
+
+}  // namespace torchcomms_pg::collectives

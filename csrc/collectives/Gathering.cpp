@@ -7,11 +7,11 @@
 #include "operation/Checks.hpp"
 #include "operation/Types.hpp"
 
-namespace torchcomms_pg {
+namespace torchcomms_pg::collectives {
 
 namespace {
 
-std::vector<OutputBuffer> buffersOf(const std::vector<at::Tensor>& outputs) {
+std::vector<OutputBuffer> buffersOf(const Tensors& outputs) {
   std::vector<OutputBuffer> buffers;
   buffers.reserve(outputs.size());
   for (const auto& output : outputs) {
@@ -26,7 +26,7 @@ template <class Target>
 WorkPtr issueGather(
     Communicator& comm,
     PreparedOp call,
-    const at::Tensor& input,
+    const Tensor& input,
     const std::optional<Target>& target,
     int root) {
   const auto wire = wireType(input.scalar_type());
@@ -46,12 +46,12 @@ WorkPtr issueGather(
 
 }  // namespace
 
-WorkPtr Collectives::broadcast(const at::Tensor& tensor, int root) {
-  auto call = comm_.prepare(OpKind::broadcast, options_);
+WorkPtr broadcast(Communicator& comm, const Options& options, const Tensor& tensor, int root) {
+  auto call = comm.prepare(OpKind::broadcast, options);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "tensor"}, tensor, comm_.device());
-  checkRank({what, "root"}, root, comm_.size());
-  if (root != comm_.rank()) {
+  checkTensor({what, "tensor"}, tensor, comm.device());
+  checkRank({what, "root"}, root, comm.size());
+  if (root != comm.rank()) {
     checkWritable({what, "tensor"}, tensor);
   }
   call.setTensors({tensor}, {tensor});
@@ -59,7 +59,7 @@ WorkPtr Collectives::broadcast(const at::Tensor& tensor, int root) {
 
   const auto wire = wireType(tensor.scalar_type());
   OutputBuffer target(tensor);
-  if (root == comm_.rank()) {
+  if (root == comm.rank()) {
     call.fill(target);
   }
   call.task = Collective{
@@ -69,20 +69,21 @@ WorkPtr Collectives::broadcast(const at::Tensor& tensor, int root) {
       .count = tensor.numel() * wire.factor,
       .type = wire.type,
       .root = root};
-  if (root != comm_.rank()) {
+  if (root != comm.rank()) {
     setCopyBack(call, target);
   }
-  return comm_.issue(std::move(call));
+  return comm.issue(std::move(call));
 }
 
-WorkPtr Collectives::allGatherSingle(const at::Tensor& output, const at::Tensor& input) {
-  auto call = comm_.prepare(OpKind::allGatherSingle, options_);
+WorkPtr allGatherSingle(
+    Communicator& comm, const Options& options, const Tensor& output, const Tensor& input) {
+  auto call = comm.prepare(OpKind::allGatherSingle, options);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "output"}, output, comm_.device());
+  checkTensor({what, "output"}, output, comm.device());
   checkWritable({what, "output"}, output);
-  checkTensor({what, "input"}, input, comm_.device());
+  checkTensor({what, "input"}, input, comm.device());
   checkSameType({what, "output"}, output, "input", input);
-  checkNumel({what, "output"}, output, input.numel() * comm_.size());
+  checkNumel({what, "output"}, output, input.numel() * comm.size());
   call.setTensors({input}, {output});
 
   const auto wire = wireType(input.scalar_type());
@@ -95,22 +96,23 @@ WorkPtr Collectives::allGatherSingle(const at::Tensor& output, const at::Tensor&
       .count = source.numel() * wire.factor,
       .type = wire.type};
   setCopyBack(call, target);
-  return comm_.issue(std::move(call));
+  return comm.issue(std::move(call));
 }
 
-WorkPtr Collectives::allGather(const std::vector<at::Tensor>& outputs, const at::Tensor& input) {
-  auto call = comm_.prepare(OpKind::allGather, options_);
+WorkPtr allGather(
+    Communicator& comm, const Options& options, const Tensors& outputs, const Tensor& input) {
+  auto call = comm.prepare(OpKind::allGather, options);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "tensor"}, input, comm_.device());
-  checkListLength({what, "tensor_list"}, outputs.size(), comm_.size());
-  checkTensors({what, "tensor_list"}, outputs, input, comm_.device());
+  checkTensor({what, "tensor"}, input, comm.device());
+  checkListLength({what, "tensor_list"}, outputs.size(), comm.size());
+  checkTensors({what, "tensor_list"}, outputs, input, comm.device());
   checkWritable({what, "tensor_list"}, outputs);
-  checkNumel(Argument{what, "tensor_list"}[comm_.rank()], outputs[comm_.rank()], input.numel());
+  checkNumel(Argument{what, "tensor_list"}[comm.rank()], outputs[comm.rank()], input.numel());
   call.setTensors({input}, outputs);
 
   const auto wire = wireType(input.scalar_type());
   const auto source = call.contiguous(input);
-  if (sameNumel(outputs) && !comm_.listsOneByOne()) {
+  if (sameNumel(outputs) && !comm.listsOneByOne()) {
     OutputBuffers targets(outputs);
     call.task = Collective{
         .kind = CollectiveKind::allGather,
@@ -119,44 +121,48 @@ WorkPtr Collectives::allGather(const std::vector<at::Tensor>& outputs, const at:
         .count = source.numel() * wire.factor,
         .type = wire.type};
     setCopyBack(call, targets);
-    return comm_.issue(std::move(call));
+    return comm.issue(std::move(call));
   }
   // Gathers by one broadcast from each rank, in one group.
   const auto targets = buffersOf(outputs);
   std::vector<Collective> parts;
-  for (int root = 0; root < comm_.size(); ++root) {
+  for (int root = 0; root < comm.size(); ++root) {
     const auto& target = targets[root];
     parts.push_back(
         {.kind = CollectiveKind::broadcast,
-         .input = root == comm_.rank() ? source.data_ptr() : target.data(),
+         .input = root == comm.rank() ? source.data_ptr() : target.data(),
          .output = target.data(),
          .count = target.buffer().numel() * wire.factor,
          .type = wire.type,
          .root = root});
   }
-  setGrouped(comm_, call, std::move(parts));
+  setGrouped(comm, call, std::move(parts));
   setCopyBack(call, targets);
-  return comm_.issue(std::move(call));
+  return comm.issue(std::move(call));
 }
 
-WorkPtr Collectives::gather(
-    const std::vector<at::Tensor>& outputs, const at::Tensor& input, int root) {
-  auto call = comm_.prepare(OpKind::gather, options_);
+WorkPtr gather(
+    Communicator& comm,
+    const Options& options,
+    const Tensors& outputs,
+    const Tensor& input,
+    int root) {
+  auto call = comm.prepare(OpKind::gather, options);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "tensor"}, input, comm_.device());
-  checkRank({what, "root"}, root, comm_.size());
+  checkTensor({what, "tensor"}, input, comm.device());
+  checkRank({what, "root"}, root, comm.size());
   checkRootList(
-      {what, "gather_list"}, outputs, input, root, comm_.rank(), comm_.size(), comm_.device());
+      {what, "gather_list"}, outputs, input, root, comm.rank(), comm.size(), comm.device());
   checkWritable({what, "gather_list"}, outputs);
   call.setTensors({input}, outputs);
   call.op.peer = root;
 
-  if (!comm_.listsOneByOne()) {
+  if (!comm.listsOneByOne()) {
     std::optional<OutputBuffers> targets;
-    if (root == comm_.rank()) {
+    if (root == comm.rank()) {
       targets.emplace(outputs);
     }
-    return issueGather(comm_, std::move(call), input, targets, root);
+    return issueGather(comm, std::move(call), input, targets, root);
   }
   const auto wire = wireType(input.scalar_type());
   const auto targets = buffersOf(outputs);
@@ -166,47 +172,55 @@ WorkPtr Collectives::gather(
   for (const auto& target : targets) {
     receives.push_back({target.data(), count, static_cast<int>(receives.size())});
   }
-  setExchange(comm_, call, {{source.data_ptr(), count, root}}, std::move(receives), wire.type);
+  setExchange(comm, call, {{source.data_ptr(), count, root}}, std::move(receives), wire.type);
   setCopyBack(call, targets);
-  return comm_.issue(std::move(call));
+  return comm.issue(std::move(call));
 }
 
-WorkPtr Collectives::gatherSingle(
-    const std::optional<at::Tensor>& output, const at::Tensor& input, int root) {
-  auto call = comm_.prepare(OpKind::gatherSingle, options_);
+WorkPtr gatherSingle(
+    Communicator& comm,
+    const Options& options,
+    const std::optional<Tensor>& output,
+    const Tensor& input,
+    int root) {
+  auto call = comm.prepare(OpKind::gatherSingle, options);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "input"}, input, comm_.device());
-  checkRank({what, "root"}, root, comm_.size());
-  std::vector<at::Tensor> outputs;
+  checkTensor({what, "input"}, input, comm.device());
+  checkRank({what, "root"}, root, comm.size());
+  Tensors outputs;
   std::optional<OutputBuffer> target;
-  if (root == comm_.rank()) {
+  if (root == comm.rank()) {
     TORCH_CHECK_VALUE(
         output.has_value(),
         what,
         ": output is None on rank ",
-        comm_.rank(),
+        comm.rank(),
         ", the root; wanted a tensor");
-    checkTensor({what, "output"}, *output, comm_.device());
+    checkTensor({what, "output"}, *output, comm.device());
     checkWritable({what, "output"}, *output);
     checkSameType({what, "output"}, *output, "input", input);
-    checkNumel({what, "output"}, *output, input.numel() * comm_.size());
+    checkNumel({what, "output"}, *output, input.numel() * comm.size());
     outputs = {*output};
     target.emplace(*output);
   }
   call.setTensors({input}, outputs);
   call.op.peer = root;
-  return issueGather(comm_, std::move(call), input, target, root);
+  return issueGather(comm, std::move(call), input, target, root);
 }
 
-WorkPtr Collectives::scatter(
-    const at::Tensor& output, const std::vector<at::Tensor>& inputs, int root) {
-  auto call = comm_.prepare(OpKind::scatter, options_);
+WorkPtr scatter(
+    Communicator& comm,
+    const Options& options,
+    const Tensor& output,
+    const Tensors& inputs,
+    int root) {
+  auto call = comm.prepare(OpKind::scatter, options);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "tensor"}, output, comm_.device());
+  checkTensor({what, "tensor"}, output, comm.device());
   checkWritable({what, "tensor"}, output);
-  checkRank({what, "root"}, root, comm_.size());
+  checkRank({what, "root"}, root, comm.size());
   checkRootList(
-      {what, "scatter_list"}, inputs, output, root, comm_.rank(), comm_.size(), comm_.device());
+      {what, "scatter_list"}, inputs, output, root, comm.rank(), comm.size(), comm.device());
   call.setTensors(inputs, {output});
   call.op.peer = root;
 
@@ -214,16 +228,16 @@ WorkPtr Collectives::scatter(
   OutputBuffer target(output);
   const size_t count = target.buffer().numel() * wire.factor;
   setCopyBack(call, target);
-  if (comm_.listsOneByOne()) {
+  if (comm.listsOneByOne()) {
     std::vector<Part> sends;
     for (const auto& input : inputs) {
       const auto source = call.contiguous(input);
       sends.push_back({source.data_ptr(), count, static_cast<int>(sends.size())});
     }
-    setExchange(comm_, call, std::move(sends), {{target.data(), count, root}}, wire.type);
-    return comm_.issue(std::move(call));
+    setExchange(comm, call, std::move(sends), {{target.data(), count, root}}, wire.type);
+    return comm.issue(std::move(call));
   }
-  const auto flat = root == comm_.rank() ? call.flat(inputs) : at::Tensor();
+  const auto flat = root == comm.rank() ? call.flat(inputs) : Tensor();
   call.task = Collective{
       .kind = CollectiveKind::scatter,
       .input = flat.defined() ? flat.data_ptr() : nullptr,
@@ -231,7 +245,7 @@ WorkPtr Collectives::scatter(
       .count = count,
       .type = wire.type,
       .root = root};
-  return comm_.issue(std::move(call));
+  return comm.issue(std::move(call));
 }
 
-}  // namespace torchcomms_pg
+}  // namespace torchcomms_pg::collectives

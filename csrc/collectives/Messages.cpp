@@ -8,7 +8,7 @@
 #include "operation/Checks.hpp"
 #include "operation/Types.hpp"
 
-namespace torchcomms_pg {
+namespace torchcomms_pg::collectives {
 
 namespace {
 
@@ -24,17 +24,18 @@ bool confirms(const Communicator& comm) {
 
 }  // namespace
 
-WorkPtr Collectives::send(const at::Tensor& tensor, int destination, int tag) {
-  auto call = comm_.prepare(OpKind::send, options_);
+WorkPtr send(
+    Communicator& comm, const Options& options, const Tensor& tensor, int destination, int tag) {
+  auto call = comm.prepare(OpKind::send, options);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "tensor"}, tensor, comm_.device());
-  checkRank({what, "dst"}, destination, comm_.size());
+  checkTensor({what, "tensor"}, tensor, comm.device());
+  checkRank({what, "dst"}, destination, comm.size());
   checkTag(what, tag);
   const auto source = call.contiguous(tensor);
   call.setTensors({tensor}, {});
   call.op.peer = destination;
   call.op.tag = tag;
-  call.op.ordered = !options_.async || !comm_.api().has(Feature::tags);
+  call.op.ordered = !options.async || !comm.api().has(Feature::tags);
 
   const auto wire = wireType(tensor.scalar_type());
   call.task = Message{
@@ -42,31 +43,32 @@ WorkPtr Collectives::send(const at::Tensor& tensor, int destination, int tag) {
       .buffer = source.data_ptr(),
       .count = source.numel() * wire.factor,
       .type = wire.type,
-      .peer = comm_.inLibrary(destination),
+      .peer = comm.inLibrary(destination),
       .tag = tag,
-      .confirmed = confirms(comm_)};
+      .confirmed = confirms(comm)};
   call.buffers = {source};
-  return comm_.issue(std::move(call));
+  return comm.issue(std::move(call));
 }
 
-WorkPtr Collectives::recv(const at::Tensor& tensor, int source, int tag) {
-  auto call = comm_.prepare(OpKind::recv, options_);
+WorkPtr recv(
+    Communicator& comm, const Options& options, const Tensor& tensor, int source, int tag) {
+  auto call = comm.prepare(OpKind::recv, options);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "tensor"}, tensor, comm_.device());
+  checkTensor({what, "tensor"}, tensor, comm.device());
   checkWritable({what, "tensor"}, tensor);
   checkTag(what, tag);
   if (source == kAnyPeer) {
     TORCH_CHECK_NOT_IMPLEMENTED(
-        comm_.api().has(Feature::tags),
+        comm.api().has(Feature::tags),
         what,
         ": a receive from any rank is not possible over NCCL; name the source");
   } else {
-    checkRank({what, "src"}, source, comm_.size());
+    checkRank({what, "src"}, source, comm.size());
   }
   call.setTensors({}, {tensor});
   call.op.peer = source;
   call.op.tag = tag;
-  call.op.ordered = !options_.async || !comm_.api().has(Feature::tags);
+  call.op.ordered = !options.async || !comm.api().has(Feature::tags);
 
   const auto wire = wireType(tensor.scalar_type());
   OutputBuffer target(tensor);
@@ -74,11 +76,11 @@ WorkPtr Collectives::recv(const at::Tensor& tensor, int source, int tag) {
       .buffer = target.data(),
       .count = tensor.numel() * wire.factor,
       .type = wire.type,
-      .peer = source == kAnyPeer ? source : comm_.inLibrary(source),
+      .peer = source == kAnyPeer ? source : comm.inLibrary(source),
       .tag = tag,
-      .confirmed = confirms(comm_)};
+      .confirmed = confirms(comm)};
   setCopyBack(call, target);
-  return comm_.issue(std::move(call));
+  return comm.issue(std::move(call));
 }
 
-}  // namespace torchcomms_pg
+}  // namespace torchcomms_pg::collectives

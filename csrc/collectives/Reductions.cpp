@@ -9,7 +9,7 @@
 #include "operation/Checks.hpp"
 #include "operation/Types.hpp"
 
-namespace torchcomms_pg {
+namespace torchcomms_pg::collectives {
 
 namespace {
 
@@ -42,8 +42,8 @@ Reduction chooseReduction(
 // Describes a collective. Its operator is ncclSum if the library only moves the data.
 Collective describe(
     CollectiveKind kind,
-    const at::Tensor& input,
-    const at::Tensor& output,
+    const Tensor& input,
+    const Tensor& output,
     size_t count,
     const Reduction& reduction,
     int root) {
@@ -68,8 +68,8 @@ void keepFactor(PreparedOp& call, const Reduction& reduction) {
 void setReduction(
     PreparedOp& call,
     CollectiveKind kind,
-    const at::Tensor& input,
-    const at::Tensor& output,
+    const Tensor& input,
+    const Tensor& output,
     size_t count,
     const Reduction& reduction,
     int root = 0) {
@@ -82,8 +82,8 @@ void setReduction(
 void setLocalReduction(
     PreparedOp& call,
     CollectiveKind kind,
-    const at::Tensor& input,
-    const at::Tensor& parts,
+    const Tensor& input,
+    const Tensor& parts,
     size_t count,
     const Reduction& reduction,
     const std::optional<OutputBuffer>& target,
@@ -103,8 +103,8 @@ void setLocalReduction(
 void setReduceScatter(
     const Communicator& comm,
     PreparedOp& call,
-    const at::Tensor& output,
-    const at::Tensor& input,
+    const Tensor& output,
+    const Tensor& input,
     const Reduction& reduction) {
   OutputBuffer target(output);
   const size_t count = output.numel() * reduction.wire().factor;
@@ -119,19 +119,23 @@ void setReduceScatter(
 
 }  // namespace
 
-WorkPtr Collectives::allReduce(
-    const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& reduceOp) {
-  auto call = comm_.prepare(OpKind::allReduce, options_);
+WorkPtr allReduce(
+    Communicator& comm,
+    const Options& options,
+    const Tensor& output,
+    const Tensor& input,
+    const c10d::ReduceOp& reduceOp) {
+  auto call = comm.prepare(OpKind::allReduce, options);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "tensor"}, input, comm_.device());
+  checkTensor({what, "tensor"}, input, comm.device());
   const bool inPlace = output.is_same(input);
   if (!inPlace) {
-    checkTensor({what, "output"}, output, comm_.device());
+    checkTensor({what, "output"}, output, comm.device());
     checkSameType({what, "output"}, output, "tensor", input);
     checkNumel({what, "output"}, output, input.numel());
   }
   checkWritable({what, inPlace ? "tensor" : "output"}, output);
-  const auto reduction = chooseReduction(comm_, what, reduceOp, input.scalar_type());
+  const auto reduction = chooseReduction(comm, what, reduceOp, input.scalar_type());
   call.setTensors({input}, {output}, reduction.name());
 
   OutputBuffer target(output);
@@ -141,76 +145,87 @@ WorkPtr Collectives::allReduce(
   const auto source = inPlace ? target.buffer() : call.contiguous(input);
   const size_t count = input.numel() * reduction.wire().factor;
   if (!reduction.onWire()) {
-    const auto all = at::empty({comm_.size(), input.numel()}, input.options());
+    const auto all = at::empty({comm.size(), input.numel()}, input.options());
     setLocalReduction(call, CollectiveKind::allGather, source, all, count, reduction, target);
-    return comm_.issue(std::move(call));
+    return comm.issue(std::move(call));
   }
   setReduction(call, CollectiveKind::allReduce, source, target.buffer(), count, reduction);
   setCopyBack(call, target);
-  return comm_.issue(std::move(call));
+  return comm.issue(std::move(call));
 }
 
-WorkPtr Collectives::reduce(const at::Tensor& tensor, int root, const c10d::ReduceOp& reduceOp) {
-  auto call = comm_.prepare(OpKind::reduce, options_);
+WorkPtr reduce(
+    Communicator& comm,
+    const Options& options,
+    const Tensor& tensor,
+    int root,
+    const c10d::ReduceOp& reduceOp) {
+  auto call = comm.prepare(OpKind::reduce, options);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "tensor"}, tensor, comm_.device());
+  checkTensor({what, "tensor"}, tensor, comm.device());
   checkWritable({what, "tensor"}, tensor);
-  checkRank({what, "root"}, root, comm_.size());
-  const auto reduction = chooseReduction(comm_, what, reduceOp, tensor.scalar_type());
+  checkRank({what, "root"}, root, comm.size());
+  const auto reduction = chooseReduction(comm, what, reduceOp, tensor.scalar_type());
   call.setTensors({tensor}, {tensor}, reduction.name());
   call.op.peer = root;
 
-  const bool isRoot = root == comm_.rank();
+  const bool isRoot = root == comm.rank();
   OutputBuffer target(tensor);
   call.fill(target);
   const size_t count = tensor.numel() * reduction.wire().factor;
   const auto& buffer = target.buffer();
   if (!reduction.onWire()) {
-    const auto all = at::empty({isRoot ? comm_.size() : 0, tensor.numel()}, tensor.options());
+    const auto all = at::empty({isRoot ? comm.size() : 0, tensor.numel()}, tensor.options());
     const auto result = isRoot ? std::optional(target) : std::nullopt;
     setLocalReduction(call, CollectiveKind::gather, buffer, all, count, reduction, result, root);
-    return comm_.issue(std::move(call));
+    return comm.issue(std::move(call));
   }
   setReduction(call, CollectiveKind::reduce, buffer, buffer, count, reduction, root);
   if (isRoot) {
     setCopyBack(call, target);
   }
-  return comm_.issue(std::move(call));
+  return comm.issue(std::move(call));
 }
 
-WorkPtr Collectives::reduceScatterSingle(
-    const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& reduceOp) {
-  auto call = comm_.prepare(OpKind::reduceScatterSingle, options_);
-  const char* const what = name(call.op.kind);
-  checkTensor({what, "output"}, output, comm_.device());
-  checkWritable({what, "output"}, output);
-  checkTensor({what, "input"}, input, comm_.device());
-  checkSameType({what, "output"}, output, "input", input);
-  checkNumel({what, "input"}, input, output.numel() * comm_.size());
-  call.setTensors({input}, {output}, name(reduceOp));
-  const auto reduction = chooseReduction(comm_, what, reduceOp, input.scalar_type());
-  setReduceScatter(comm_, call, output, call.contiguous(input), reduction);
-  return comm_.issue(std::move(call));
-}
-
-WorkPtr Collectives::reduceScatter(
-    const at::Tensor& output,
-    const std::vector<at::Tensor>& inputs,
+WorkPtr reduceScatterSingle(
+    Communicator& comm,
+    const Options& options,
+    const Tensor& output,
+    const Tensor& input,
     const c10d::ReduceOp& reduceOp) {
-  auto call = comm_.prepare(OpKind::reduceScatter, options_);
+  auto call = comm.prepare(OpKind::reduceScatterSingle, options);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "output"}, output, comm_.device());
+  checkTensor({what, "output"}, output, comm.device());
   checkWritable({what, "output"}, output);
-  checkListLength({what, "input_list"}, inputs.size(), comm_.size());
-  checkTensors({what, "input_list"}, inputs, output, comm_.device());
-  checkNumel(Argument{what, "input_list"}[comm_.rank()], inputs[comm_.rank()], output.numel());
-  const auto reduction = chooseReduction(comm_, what, reduceOp, output.scalar_type());
+  checkTensor({what, "input"}, input, comm.device());
+  checkSameType({what, "output"}, output, "input", input);
+  checkNumel({what, "input"}, input, output.numel() * comm.size());
+  call.setTensors({input}, {output}, name(reduceOp));
+  const auto reduction = chooseReduction(comm, what, reduceOp, input.scalar_type());
+  setReduceScatter(comm, call, output, call.contiguous(input), reduction);
+  return comm.issue(std::move(call));
+}
+
+WorkPtr reduceScatter(
+    Communicator& comm,
+    const Options& options,
+    const Tensor& output,
+    const Tensors& inputs,
+    const c10d::ReduceOp& reduceOp) {
+  auto call = comm.prepare(OpKind::reduceScatter, options);
+  const char* const what = name(call.op.kind);
+  checkTensor({what, "output"}, output, comm.device());
+  checkWritable({what, "output"}, output);
+  checkListLength({what, "input_list"}, inputs.size(), comm.size());
+  checkTensors({what, "input_list"}, inputs, output, comm.device());
+  checkNumel(Argument{what, "input_list"}[comm.rank()], inputs[comm.rank()], output.numel());
+  const auto reduction = chooseReduction(comm, what, reduceOp, output.scalar_type());
   call.setTensors(inputs, {output}, reduction.name());
 
   // Except in this case, the operation is one reduce to each rank, in one group.
-  if (sameNumel(inputs) && !(comm_.listsOneByOne() && reduction.onWire())) {
-    setReduceScatter(comm_, call, output, call.flat(inputs), reduction);
-    return comm_.issue(std::move(call));
+  if (sameNumel(inputs) && !(comm.listsOneByOne() && reduction.onWire())) {
+    setReduceScatter(comm, call, output, call.flat(inputs), reduction);
+    return comm.issue(std::move(call));
   }
   TORCH_CHECK_VALUE(
       reduction.onWire(),
@@ -222,16 +237,16 @@ WorkPtr Collectives::reduceScatter(
       " needs tensors of one size in input_list; use all_reduce instead");
   OutputBuffer target(output);
   std::vector<Collective> parts;
-  for (int root = 0; root < comm_.size(); ++root) {
+  for (int root = 0; root < comm.size(); ++root) {
     const auto source = call.contiguous(inputs[root]);
     const size_t count = source.numel() * reduction.wire().factor;
     parts.push_back(
         describe(CollectiveKind::reduce, source, target.buffer(), count, reduction, root));
   }
-  setGrouped(comm_, call, std::move(parts));
+  setGrouped(comm, call, std::move(parts));
   keepFactor(call, reduction);
   setCopyBack(call, target);
-  return comm_.issue(std::move(call));
+  return comm.issue(std::move(call));
 }
 
-}  // namespace torchcomms_pg
+}  // namespace torchcomms_pg::collectives

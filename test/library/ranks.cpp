@@ -25,8 +25,8 @@ std::shared_ptr<Communicator> join(const c10::intrusive_ptr<c10d::Store>& store,
 
 void reduce(Communicator& comm, float value, float wanted) {
   auto tensor = at::full({7}, value);
-  Collectives(comm, {.async = false, .timeout = std::nullopt})
-      .allReduce(tensor, tensor, c10d::ReduceOp::SUM);
+  collectives::allReduce(
+      comm, {.async = false, .timeout = std::nullopt}, tensor, tensor, c10d::ReduceOp::SUM);
   TORCH_CHECK(tensor.eq(wanted).all().item<bool>(), "wrong sum: ", tensor);
 }
 
@@ -34,8 +34,8 @@ void reduce(Communicator& comm, float value, float wanted) {
 void miss(Communicator& comm) {
   try {
     auto tensor = at::ones({7});
-    Collectives(comm, {.async = false, .timeout = kDeadline})
-        .allReduce(tensor, tensor, c10d::ReduceOp::SUM);
+    collectives::allReduce(
+        comm, {.async = false, .timeout = kDeadline}, tensor, tensor, c10d::ReduceOp::SUM);
     TORCH_CHECK(false, "an operation has ended to which one rank has not come");
   } catch (const CommError& error) {
     TORCH_CHECK(error.failure().type == c10d::ErrorType::TIMEOUT, "another error");
