@@ -9,13 +9,15 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 import xml.etree.ElementTree
 
 import pytest
 
 import emulated
 from harness import ROOT, TESTS, limits
-from torchcomms_pg.testing import checks, processes
+from torchcomms_pg.env import DUMP_PREFIXES
+from torchcomms_pg.testing import checks, processes, pytest_main
 
 # Seconds that a run of pytest may take. That of all cases waits for many processes to start.
 PYTEST_LIMIT = 200
@@ -52,6 +54,7 @@ class Cases:
     """The reports of a file of programs."""
 
     def __init__(self, folder, *args, **env):
+        self.folder = folder
         self.run = run_pytest(folder, *args, "-rA", "--junitxml=report.xml", "--color=no", **env)
         assert (folder / "report.xml").is_file(), self.run.stdout + self.run.stderr
         self.reports = {}
@@ -73,7 +76,8 @@ class Cases:
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory):
-    return Cases(tmp_path_factory.mktemp("cases"), "cases.py")
+    folder = tmp_path_factory.mktemp("cases")
+    return Cases(folder, "cases.py", f"--basetemp={folder / 'base'}", unset=DUMP_PREFIXES)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +91,8 @@ def shared(tmp_path_factory):
         "import pytest\n@pytest.mark.ranks(2)\n"
         "def test_of_a_folder_with_a_conftest(rank, below): assert below == rank + 1\n"
     )
-    defaults = ("-o", "ranks_timeout=1", "-o", "ranks_fresh_group=false", "--ranks-patience=1.5")
+    given = ("ranks_timeout=1", "ranks_fresh_group=false", "ranks_imports=colorsys")
+    defaults = (*(f"-o={each}" for each in given), "--ranks-patience=1.5")
     return Cases(folder, "shared.py", "below/below.py", *defaults, unset=("RES_OPTIONS",))
 
 
@@ -133,6 +138,7 @@ def test_a_test_that_succeeds_on_all_ranks_passes(cases, name):
         "test_of_several_numbers[3ranks]",
         "test_after_one_that_ends_its_group_has_new_processes[2ranks]",
         "test_asks_no_name_server",
+        "test_has_the_imports_of_the_configuration",
         "test_of_a_folder_with_a_conftest",
     ),
 )
@@ -150,6 +156,16 @@ def test_who_ends_a_shared_group_is_told(shared):
 def test_the_default_timeout_is_that_of_the_configuration_and_grows_with_the_patience(shared):
     kind, _, text = shared.outcome("test_is_late")
     assert kind == "failure" and "it came 1.5 s later to the test's end" in text, text
+
+
+def test_a_mark_takes_what_it_does_not_say_from_the_configuration():
+    found = {"ranks_timeout": "3", "ranks_limit": "4", "ranks_fresh_group": False}
+    config = types.SimpleNamespace(getini=found.get, getoption={"--ranks-patience": 2.0}.get)
+    item = types.SimpleNamespace(
+        config=config, get_closest_marker=lambda name: pytest.mark.ranks(2).mark
+    )
+    mark = pytest_main.read_mark(item)
+    assert (mark.timeout, mark.limit, mark.fresh_group) == (6, 8, False)
 
 
 def test_stacks_of_no_ranks_take_no_time(monkeypatch):
@@ -212,6 +228,11 @@ def test_a_hang_ends_after_its_timeout_with_the_verdict_and_the_line(cases):
     assert re.search(r"^rank 1: still running, at cases.py:\d+ in test_hangs$", text, re.MULTILINE)
 
 
+def test_the_dumps_of_ranks_that_hang_are_in_pytests_folder(cases):
+    dumps = {path.name for path in (cases.folder / "base").rglob("trace_rank_*")}
+    assert {"trace_rank_0", "trace_rank_1"} <= dumps, dumps
+
+
 def test_a_rank_late_at_the_end_is_named_with_its_line(cases):
     kind, _, text = cases.outcome("test_is_late")
     assert kind == "failure"
@@ -265,6 +286,13 @@ def test_errors_of_use_say_what_to_do(cases):
     assert "@pytest.mark.ranks('2'): wanted ranks(n, backend='torchcomms', timeout=5" in text
 
 
+def test_a_file_that_starts_threads_when_it_is_imported_is_refused(tmp_path):
+    run = run_pytest(tmp_path, "started.py")
+    assert run.returncode == 1, run.stdout
+    assert "started.py leaves 1 threads running" in run.stdout, run.stdout
+    assert "start threads in a fixture" in run.stdout
+
+
 def test_the_next_test_begins_a_second_after_a_failure(cases):
     """Also a second after the timeout, if the failure is a hang."""
     for name, most in (
@@ -284,10 +312,13 @@ def test_output_and_the_debugger_are_of_a_rank_and_lines_of_all_ranks_count(tmp_
     run = run_pytest(
         tmp_path,
         *("shown.py", "-s", "--pdb", "--cov=measured", "--cov-report=term-missing"),
+        "--ranks-backend=gloo",
         given="p secret * 4\nc\n",
     )
     said = run.stdout
-    assert "[rank 0] hello\n" in said and "[rank 1] hello\n" in said, said + run.stderr
+    assert "[rank 0] hello of gloo\n" in said and "[rank 1] hello of gloo\n" in said, (
+        said + run.stderr
+    )
     assert "entering PDB on rank 1" in said and "(Pdb) 84\n" in said
     assert re.search(r"measured.py +6 +1 +83% +9\n", said)  # rank 0 alone has two lines less
     assert re.search(

@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import random
 import signal
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 import unittest
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -38,22 +40,35 @@ def test_fixtures(rank, world_size, group, process_number, tmp_path, capfd, monk
     assert capfd.readouterr().out == "said\n"
     monkeypatch.setenv("PATCHED", "1")
     os.environ["LEFT"] = "1"
+    os.environ["GROUP_RANK"] = "7"
+    os.environ["PATH"] += ":/left"
     os.chdir("/")
+    sys.path.append("/left")
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(3)
     torch.autograd.set_detect_anomaly(True, check_nan=False)
     torch.set_float32_matmul_precision("medium")
+    torch.set_grad_enabled(False)
+    torch.use_deterministic_algorithms(True)
     torch.manual_seed(7)
+    random.seed(7)
+    np.random.seed(7)
     gc.disable()
     logging.disable()
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
     dist.new_group([0, 1])
+    torch.set_default_device("meta")
 
 
 @pytest.mark.ranks(2)
 def test_nothing_is_left(rank):
     assert {"PATCHED", "LEFT"}.isdisjoint(os.environ)
-    assert os.getcwd() != "/"
+    assert not os.environ["PATH"].endswith("/left") and os.environ["GROUP_RANK"] == "0"
+    assert os.getcwd() != "/" and "/left" not in sys.path
+    assert torch.ones(1).device.type == "cpu" and torch.is_grad_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert random.random() == random.Random(0).random()
+    assert np.random.rand() == np.random.RandomState(0).rand()
     assert torch.ones(1).dtype == torch.float32
     assert (torch.initial_seed(), torch.get_num_threads()) == (0, 1)
     assert torch.get_float32_matmul_precision() == "highest" and not torch.is_anomaly_enabled()

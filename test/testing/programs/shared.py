@@ -1,6 +1,7 @@
 """Tests whose mark has neither a timeout nor a fresh group: test_ranks.py sets both for all."""
 
 import os
+import sys
 import time
 
 import pytest
@@ -75,6 +76,11 @@ def test_after_one_that_ends_its_group_has_new_processes(world_size):
 @pytest.mark.ranks(2)
 def test_asks_no_name_server():
     assert os.environ["RES_OPTIONS"] == "attempts:0"
+
+
+@pytest.mark.ranks(2)
+def test_has_the_imports_of_the_configuration():
+    assert "colorsys" in sys.modules
 
 
 @pytest.mark.ranks(2)
