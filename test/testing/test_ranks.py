@@ -230,7 +230,7 @@ def test_a_hang_ends_after_its_timeout_with_the_verdict_and_the_line(cases):
 
 def test_the_dumps_of_ranks_that_hang_are_in_pytests_folder(cases):
     dumps = {path.name for path in (cases.folder / "base").rglob("trace_rank_*")}
-    assert {"trace_rank_0", "trace_rank_1"} <= dumps, dumps
+    assert "trace_rank_0" in dumps, dumps  # rank 1 is in no operation, and is ended
 
 
 def test_a_rank_late_at_the_end_is_named_with_its_line(cases):
