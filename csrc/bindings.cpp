@@ -21,31 +21,6 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Python's reference to a backend. Its destructor releases the GIL, since the backend's destructor
-// may join threads that need the GIL.
-template <class T>
-class NoGilDestructor {
- public:
-  NoGilDestructor() = default;
-  explicit NoGilDestructor(T* object)
-      : object_(c10::intrusive_ptr<T>::unsafe_steal_from_new(object)) {}
-  explicit NoGilDestructor(c10::intrusive_ptr<T> object) : object_(std::move(object)) {}
-  NoGilDestructor(const NoGilDestructor&) = default;
-  NoGilDestructor(NoGilDestructor&&) noexcept = default;
-  NoGilDestructor& operator=(const NoGilDestructor&) = default;
-  NoGilDestructor& operator=(NoGilDestructor&&) noexcept = default;
-  ~NoGilDestructor() {
-    if (object_ && PyGILState_Check() != 0) {
-      py::gil_scoped_release release;
-      object_.reset();
-    }
-  }
-  T* get() const { return object_.get(); }
-
- private:
-  c10::intrusive_ptr<T> object_;
-};
-
 // Makes a backend while the GIL is released. A call guard would release the GIL for too long, since
 // pybind11 registers the new object in a table that the GIL guards.
 template <class... Args>
@@ -72,8 +47,6 @@ void finishBeforeExit() {
 }  // namespace
 
 }  // namespace torchcomms_pg
-
-PYBIND11_DECLARE_HOLDER_TYPE(T, torchcomms_pg::NoGilDestructor<T>, true)
 
 PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
   using namespace torchcomms_pg;

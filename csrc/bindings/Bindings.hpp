@@ -1,6 +1,7 @@
 // Declarations shared by the files that use pybind11.
 #pragma once
 
+#include <c10/util/intrusive_ptr.h>
 #include <pybind11/pybind11.h>
 
 #include <exception>
@@ -39,6 +40,31 @@ class Held {
   std::shared_ptr<T> object_;
 };
 
+// The same of a backend or a work. A work that outlives its communicator's Python object holds the
+// last reference to the communicator.
+template <class T>
+class NoGilDestructor {
+ public:
+  NoGilDestructor() = default;
+  explicit NoGilDestructor(T* object)
+      : object_(c10::intrusive_ptr<T>::unsafe_steal_from_new(object)) {}
+  explicit NoGilDestructor(c10::intrusive_ptr<T> object) : object_(std::move(object)) {}
+  NoGilDestructor(const NoGilDestructor&) = default;
+  NoGilDestructor(NoGilDestructor&&) noexcept = default;
+  NoGilDestructor& operator=(const NoGilDestructor&) = default;
+  NoGilDestructor& operator=(NoGilDestructor&&) noexcept = default;
+  ~NoGilDestructor() {
+    if (object_ && PyGILState_Check() != 0) {
+      py::gil_scoped_release release;
+      object_.reset();
+    }
+  }
+  T* get() const { return object_.get(); }
+
+ private:
+  c10::intrusive_ptr<T> object_;
+};
+
 using Comm = Held<Communicator>;
 
 // Returns the exception as a Python object, or None if the pointer is null. Needs the GIL.
@@ -71,3 +97,5 @@ void bindNccl(py::module_& module);
 void bindMemory(py::module_& module);
 
 }  // namespace torchcomms_pg
+
+PYBIND11_DECLARE_HOLDER_TYPE(T, torchcomms_pg::NoGilDestructor<T>, true)

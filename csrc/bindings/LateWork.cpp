@@ -193,7 +193,7 @@ C10dWork issueLate(
 }
 
 void bindLateWork(py::module_& module) {
-  py::class_<LateWork, c10::intrusive_ptr<LateWork>, c10d::Work>(module, "LateWork")
+  py::class_<LateWork, NoGilDestructor<LateWork>, c10d::Work>(module, "LateWork")
       .def_property_readonly("deliveries", [](const LateWork& work) {
         std::vector<std::shared_ptr<Delivery>> deliveries;
         for (const LatePart& part : work.parts()) {

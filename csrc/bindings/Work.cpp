@@ -36,7 +36,7 @@ const char* stateOf(c10d::Work& work) {
 void bindWork(py::module_& module) {
   // Python objects of a Work have this class even if torch's functions return c10d::Work, since
   // pybind11 goes by the C++ type of the object.
-  py::class_<Work, c10::intrusive_ptr<Work>, c10d::Work>(module, "Work")
+  py::class_<Work, NoGilDestructor<Work>, c10d::Work>(module, "Work")
       .def(
           "__repr__",
           [](Work& work) {

@@ -166,6 +166,14 @@ def test_no_part_of_a_communicator_refers_to_all_of_it():
     assert not found
 
 
+def test_python_frees_what_may_hold_a_communicator_without_the_gil():
+    """The end of a communicator joins threads that need the GIL, and a Work may hold its last
+    reference."""
+    holder = re.compile(r"py::class_<(\w+), c10::intrusive_ptr<\1>")
+    found = {name for file in SOURCES for name in holder.findall(file.read_text())}
+    assert found == {"GroupOptions"}
+
+
 def test_only_one_file_tells_torch_versions_apart():
     asks = re.compile(r"\bTORCHCOMMS_PG_TORCH_AT_LEAST\b|\bTORCH_VERSION(_M\w+)?\b")
     asking = {str(file.relative_to(CSRC)) for file in SOURCES if asks.search(file.read_text())}

@@ -252,6 +252,9 @@ def take_outputs(stacks: int, output: int) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
+    # torch makes its pool of threads anew in a forked process, at the first use, and no lock guards
+    # that: two first uses at once, such as by autograd's thread and by this one, end the process.
+    torch.set_num_threads(torch.get_num_threads())
     faulthandler.enable(file=stacks)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
 
