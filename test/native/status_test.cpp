@@ -331,3 +331,24 @@ TEST(hostsThatHaveEndedHoldUpOnlyTheFirstQuestions) {
   CHECK_EQUAL(told.unreached.size(), size_t{kEnded - 1});
   std::filesystem::remove_all(folder);
 }
+
+TEST(theReportNamesTheMembersOfAGroupThatHaveNotAnsweredAndWhatTheOthersHaveIssued) {
+  std::vector<ProcessStatus> processes{rankOf(0, 4, 4, false)};
+  auto& left = processes.emplace_back(rankOf(1, 4, 4, false));
+  left.ranks.front().groups.front().id = kId + 1;
+  processes.front().ranks.front().groups.push_back(left.ranks.front().groups.front());
+  processes.front().ranks.front().groups.back().rank = 0;
+  auto hosts = hostsOf(processes);
+  hosts.front().silent.push_back({1002, "its process is dead (pid 1002)", "dead", {{kId, 2}}});
+  const auto text = report(hosts, {{"host1", "has not answered in time"}}, question());
+  CHECK_CONTAINS(
+      text,
+      "\"missing\":[{\"rank\":1,\"state\":\"elsewhere\",\"host\":\"host0\",\"pid\":1001,\"text\":");
+  CHECK_CONTAINS(
+      text,
+      "{\"rank\":2,\"state\":\"dead\",\"host\":\"host0\",\"pid\":1002,"
+      "\"text\":\"its process is dead (pid 1002)\"},{\"rank\":3,\"state\":\"unknown\",\"text\":");
+  CHECK_CONTAINS(text, "\"issued\":{\"Broadcast\":0,\"Reduce\":0,");
+  CHECK_CONTAINS(text, "\"AllReduce\":4,");
+  CHECK_CONTAINS(text, "\"torchcomms_pg\":\"1.2.3\"");
+}

@@ -35,6 +35,7 @@ class Report {
     Json json;
     json.object([&] {
       json.field("version", 1);
+      json.field("torchcomms_pg", printable(job_.version()));
       json.objectField("asked", [&] {
         json.field("pid", asked.pid);
         json.field("host", nameOfHost(asked.host));
@@ -82,7 +83,7 @@ class Report {
     return numbers;
   }
 
-  static void writeGroup(Json& json, const Job::Group& group) {
+  void writeGroup(Json& json, const Job::Group& group) const {
     // Writes text, since an id may exceed the integers that JSON readers represent exactly.
     json.field("id", std::to_string(group.id));
     json.field("name", printable(group.any->name));
@@ -101,6 +102,7 @@ class Report {
       json.field("most", most);
     });
     writeLateness(json, group);
+    json.listField("missing", [&] { writeMissing(json, group); });
     if (!group.waits) {
       json.field("waits", nullptr);
       return;
@@ -117,6 +119,31 @@ class Report {
       json.fieldOfJson("parted_at", parting.empty() ? "[]" : parting.substr(0, parting.find('\n')));
       json.field("verdict", printable(finding.verdict.text));
     });
+  }
+
+  // Writes the members that have not answered for the group.
+  void writeMissing(Json& json, const Job::Group& group) const {
+    const auto& ranks = group.any->ranks;
+    for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
+      if (group.members.contains(rank)) {
+        continue;
+      }
+      json.objectElement([&] {
+        json.field("rank", rank);
+        if (const auto* const quiet = job_.quietOf(group.id, ranks[rank])) {
+          json.field("state", quiet->process->state);
+          json.field("host", nameOfHost(quiet->host->host));
+          json.field("pid", quiet->process->pid);
+        } else if (const auto* const other = job_.elsewhere(ranks[rank])) {
+          json.field("state", "elsewhere");
+          json.field("host", printable(other->process->host));
+          json.field("pid", other->process->pid);
+        } else {
+          json.field("state", "unknown");
+        }
+        json.field("text", printable(job_.silentOf(group.id, ranks[rank]).text));
+      });
+    }
   }
 
   static void writeLateness(Json& json, const Job::Group& group) {
@@ -213,6 +240,11 @@ class Report {
     json.field("name", printable(group.name));
     json.field("rank", group.rank);
     json.field("completed_collectives", group.collectives);
+    json.objectField("issued", [&] {
+      for (size_t kind = 0; kind < std::size(kLaunchKinds); ++kind) {
+        json.field(kLaunchKinds[kind], kind < group.launched.size() ? group.launched[kind] : 0);
+      }
+    });
     json.field("last_completed", printable(group.lastCompleted));
     json.field("failure", printable(group.failure));
     json.field("in_flight", group.inFlight);
