@@ -6,8 +6,8 @@ $ TORCHCOMMS_PG_RAS_ADDR=localhost:28100 torchrun --nproc-per-node 2 examples/st
 group '0' (default_pg, torchcomms), ranks 0, 1: 1 collective completed; all_reduce #2 (4 x Float, SUM) has been waited for 1.1 s
   verdict on group '0', 2 ranks: rank 1 has not arrived at all_reduce #2 (4 x Float, SUM), issued 1.1 s ago
     rank 1: last completed all_reduce #1 (4 x Float, SUM) in this group
-        MainThread: examples/status.py:42 in validate
-    rank 0: in all_reduce #2 (4 x Float, SUM), called at examples/status.py:54 in main
+        MainThread: examples/status.py:51 in validate
+    rank 0: in all_reduce #2 (4 x Float, SUM), called at examples/status.py:63 in main
 Job summary
 """
 
@@ -30,9 +30,18 @@ def ask_status():
     print(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
 
 
-def ask_ras():
+def connect():
     host, port = os.environ["TORCHCOMMS_PG_RAS_ADDR"].rsplit(":", 1)
-    with socket.create_connection((host, int(port))) as client:
+    for _ in range(80):
+        try:
+            return socket.create_connection((host, int(port)))
+        except ConnectionRefusedError:  # the process that answers is starting
+            time.sleep(0.1)
+    raise TimeoutError(f"nothing answers at {host}:{port}")
+
+
+def ask_ras():
+    with connect() as client:
         client.sendall(b"client protocol 2\nstatus\n")
         while part := client.recv(4096):
             print(part.decode(), end="", flush=True)

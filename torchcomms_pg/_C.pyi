@@ -162,10 +162,11 @@ def watch_over_monitor(patience: timedelta, ends_process: bool) -> None:
     A `patience` of 0 turns this off. `ends_process`: a stuck monitor then ends the process.
     """
 
-def set_status(folder: str, ras: str, run: str) -> None:
-    """Sets the folder of the status's sockets, the address for RAS and the run's name.
+def set_status(folder: str, gateway: list[str], environment: list[bytes], run: str) -> None:
+    """Sets the folder of the status's sockets, the gateway for RAS and the run's name.
 
-    Each may be empty: then there is no status, no RAS, no name.
+    Each may be empty: then there is no status, no gateway, no name. `gateway`: the command that
+    starts it, whose last word is its address; `environment`: of the command, as NAME=VALUE.
     """
 
 def set_last_words(on: bool) -> None:

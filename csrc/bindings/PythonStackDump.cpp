@@ -276,13 +276,17 @@ void bindPythonStackDump(py::module_& module) {
       py::arg("ends_process"));
   module.def(
       "set_status",
-      [](const std::string& folder, const std::string& ras, const std::string& run) {
+      [](const std::string& folder,
+         std::vector<std::string> gateway,
+         std::vector<std::string> environment,
+         const std::string& run) {
         status::StatusServer::setFolder(folder);
-        status::StatusServer::setRasAddress(ras);
+        status::StatusServer::setGateway({std::move(gateway), std::move(environment)});
         setRunId(run);
       },
       py::arg("folder"),
-      py::arg("ras"),
+      py::arg("gateway"),
+      py::arg("environment"),
       py::arg("run"));
   module.def(
       "set_last_words",

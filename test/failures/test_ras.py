@@ -1,4 +1,4 @@
-"""Answers to NCCL's client of RAS: its lines, its two formats, and whoever else connects."""
+"""Answers to NCCL's client of RAS for a job, by the gateway that its processes start."""
 
 import contextlib
 import datetime
@@ -27,8 +27,6 @@ from harness.rank_process import receive, report
 from harness.ranks import Ranks, check, connect_store, meet, wait_for
 from harness.stuck import all_keep_the_gil
 from hosts.test_hosts import move
-from torchcomms_pg.status.__main__ import main
-from torchcomms_pg.status.jobs import LONGEST_WAIT
 
 pytestmark = pytest.mark.beyond_gloo
 WATCHED = pytest.param(
@@ -51,17 +49,16 @@ FIELDS = {  # of NCCL 2.30
 
 @pytest.fixture
 def port():
-    """A port that is this test's: others of this user may listen there who say so, as ranks do."""
+    """A port that is this test's: who says so may listen there, as the gateway does."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]
 
 
 @pytest.fixture
 def started(tmp_path, port, monkeypatch):
-    """Makes ranks that answer at the port, unless another address is given; "": they are not to."""
+    """Makes ranks that have answers at the port, or at another address; "": they have none."""
     monkeypatch.setenv("TORCHCOMMS_PG_STATUS", str(tmp_path / "status"))
 
     def start(world, address=None, **env):
@@ -73,8 +70,8 @@ def started(tmp_path, port, monkeypatch):
 
 
 def connected(port, *lines):
-    """A connection to a rank that answers, and its file; that of one which is stopped is given up,
-    as ncclras does. `lines` have been sent, and have been agreed to."""
+    """A connection to the gateway, once there is one, and its file. `lines` have been sent, and
+    have been agreed to."""
     end = time.monotonic() + limits.grown(SOON)
     while True:
         client = socket.socket()
@@ -83,11 +80,14 @@ def connected(port, *lines):
             client.connect(("127.0.0.1", port))
             client.sendall(b"CLIENT PROTOCOL 2\n")
             file = client.makefile("rb")
-            assert file.readline() == b"SERVER PROTOCOL 2\n"
+            answers = [file.readline()]
             client.settimeout(limits.grown(SOON))
             for line in lines:
                 client.sendall(line.encode() + b"\n")
-                assert file.readline() == b"OK\n", line
+                answers.append(file.readline())
+            if b"" in answers:
+                raise ConnectionError("the gateway has ended, and another one comes")
+            assert answers == [b"SERVER PROTOCOL 2\n"] + [b"OK\n"] * len(lines)
             return client, file
         except OSError:
             client.close()
@@ -111,8 +111,11 @@ def ask(port, form="text", question="STATUS"):
 
 
 def communicators(port):
-    """Those of the answer as JSON, whose form is checked."""
-    answer = json.loads(ask(port, "json"))
+    """Those of the answer as JSON, whose form is checked; none if no rank has answered."""
+    told = ask(port, "json")
+    if told.startswith("ERROR: no rank of this host answers"):
+        return [], {}
+    answer = json.loads(told)
     assert set(FIELDS[""].split()) <= set(answer)
     assert set(FIELDS["ras"].split()) <= set(answer["ras"])
     time.strptime(answer["timestamp"], "%Y-%m-%d %H:%M:%S")
@@ -279,9 +282,7 @@ def test_stopped_and_dead_ranks_are_missing_and_watchers_get_an_event(started, p
             client, file = connected(port, f"SET FORMAT {form}", f"MONITOR{groups}")
             watching[form] = file
             stack.enter_context(client)
-        # A rank that answers watchers is not to be stopped: the kernel has given them to any.
-        asked = {rank for rank in range(4) if holds_a_connection(ranks.pids[rank], port)}
-        stopped, dead = sorted(set(range(4)) - asked)[:2]
+        stopped, dead = 0, 1
         ranks.kill(stopped, signal.SIGSTOP)
         if not select.select([watching["json"]], [], [], limits.grown(5))[0]:
             # Nobody has looked at the processes before.
@@ -332,7 +333,7 @@ def leaves_or_stays(args, world):
     receive()
 
 
-def test_where_a_process_leaves_another_answers_and_knows_that_it_has(started, port):
+def test_where_a_process_leaves_the_others_answer_and_the_gateway_ends_with_the_last(started, port):
     with started(2) as ranks:
         ranks.start(leaves_or_stays, ranks.store_args(), 2)
         for rank in range(2):
@@ -378,22 +379,32 @@ def sockets(pid):
     return found
 
 
-def holds_a_connection(pid, port):
-    established = {
-        line.split()[9]
-        for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]
-        if line.split()[3] == "01" and int(line.split()[1].rpartition(":")[2], 16) == port
-    }
-    return bool(sockets(pid) & established)
+def gateways(port):
+    """The processes that listen at the port."""
+    wanted, found = listeners(port), []
+    for process in pathlib.Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            if process.name.isdecimal() and sockets(process.name) & wanted:
+                found.append(int(process.name))
+    return found
 
 
-def test_no_port_is_open_unless_one_is_named(started, port):
+def test_no_port_is_open_unless_one_is_named_and_then_in_one_process_apart(started, port, tmp_path):
     with started(2) as ranks:
         in_a_running_job(ranks)
-        open_ports = listeners(port)
-        assert len(open_ports) == 2
-        assert all(sockets(pid) & open_ports for pid in ranks.pids)
+        complete(port)
+        (pid,) = gateways(port)
+        fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        parent, session = int(fields[1]), int(fields[3])
+        assert parent not in (*ranks.pids, os.getpid())
+        assert session not in {os.getsid(each) for each in (os.getpid(), *ranks.pids)}
+        for each in ranks.pids:
+            assert not sockets(each) & sockets(pid)
+        for file in range(3):
+            assert os.readlink(f"/proc/{pid}/fd/{file}") == os.devnull
         ends(ranks)
+    assert wait_for(lambda: not pathlib.Path(f"/proc/{pid}").exists(), SOON)
+    assert not list((tmp_path / "status").glob("*.ras"))
     with started(2, address="") as ranks:
         in_a_running_job(ranks)
         for pid in ranks.pids:
@@ -401,53 +412,40 @@ def test_no_port_is_open_unless_one_is_named(started, port):
         ends(ranks)
 
 
+SAID = "nothing answers ncclras at TORCHCOMMS_PG_RAS_ADDR="
+
+
 def refusals(ranks):
-    """How often each rank has said that it does not answer, and why; waits for the lines."""
-    said = "does not answer ncclras at TORCHCOMMS_PG_RAS_ADDR="
-    for rank in range(ranks.world):
-        assert wait_for(lambda rank=rank: said in ranks.output(rank), SOON), ranks.output(rank)
-        assert ranks.output(rank).count(said) == 1
-    return ranks.output(0).partition(said)[2].splitlines()[0]
+    """How often each rank has said that nothing answers."""
+    return [ranks.output(rank).count(SAID) for rank in range(ranks.world)]
 
 
-@pytest.mark.parametrize(
-    ("address", "why"),
-    [
-        ("0.0.0.0:{port}", "it is not of this host alone"),
-        ("192.0.2.1:{port}", "it is not of this host alone"),
-        ("[::]:{port}", "it is not of this host alone"),
-        ("::1:{port}", "it is not of this host alone"),
-        ("{port}", "its port is no number from 1 to 65535"),
-        ("localhost:0", "its port is no number from 1 to 65535"),
-        ("localhost:ras", "its port is no number from 1 to 65535"),
-    ],
-)
-def test_an_address_that_others_reach_or_that_is_none_is_one_line_and_no_harm(
-    started, port, address, why
-):
-    address = address.format(port=port)
-    with started(2, address=address) as ranks:
+def test_an_address_that_others_reach_is_one_line_and_no_harm(started, port):
+    with started(2, address=f"0.0.0.0:{port}") as ranks:
         in_a_running_job(ranks)
-        assert refusals(ranks).startswith(f"{address}: {why}")
-        assert not any(sockets(pid) & listeners() for pid in ranks.pids)
+        assert wait_for(lambda: refusals(ranks) == [1, 1], SOON), ranks.output(0)
+        assert f"{SAID}0.0.0.0:{port}: it is not of this host alone" in ranks.output(0)
+        assert not listeners(port)
         ends(ranks)
 
 
-def test_a_port_that_another_program_has_is_one_line_and_no_harm(started):
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        address = f"localhost:{other.getsockname()[1]}"
-        with started(2, address=address) as ranks:
+def test_a_port_that_another_program_has_is_one_line_and_answered_once_it_is_free(started, port):
+    with started(2, address=f"localhost:{port}") as ranks:
+        with socket.create_server(("127.0.0.1", port)):
             in_a_running_job(ranks)
-            assert refusals(ranks) == (
-                f"{address}: another user or program has it; name another port"
-            )
-            ends(ranks)
+            assert wait_for(lambda: sum(refusals(ranks)) == 1, SOON), refusals(ranks)
+            told = ranks.output(0) + ranks.output(1)
+            assert f"localhost:{port}: another user or program has it; name another port" in told
+        assert complete(port)["size"] == 2
+        assert sum(refusals(ranks)) == 1
+        ends(ranks)
 
 
 def test_without_a_status_there_is_one_line(started, port):
     with started(2, TORCHCOMMS_PG_STATUS="0") as ranks:
         in_a_running_job(ranks)
-        assert "TORCHCOMMS_PG_STATUS turns off" in refusals(ranks)
+        assert wait_for(lambda: refusals(ranks) == [1, 1], SOON), ranks.output(0)
+        assert "TORCHCOMMS_PG_STATUS turns off" in ranks.output(0)
         assert not listeners(port)
         ends(ranks)
 
@@ -475,71 +473,52 @@ def test_a_forked_child_does_not_answer(started, port):
             ranks.tell(rank, "end")
 
 
-# Clients
-
-
-def heard(port, sent):
-    """What is answered until the connection ends: by the rank, unless all lines are answered."""
-    client, file = connected(port)
-    try:
-        client.sendall(sent)
-        if b"\n" in sent and b"status" not in sent:
-            client.shutdown(socket.SHUT_WR)
-        return file.read()
-    except TimeoutError:
-        raise
-    except OSError:  # it has ended before all was sent
-        return b""
-    finally:
-        client.close()
-
-
-@pytest.mark.parametrize(
-    ("sent", "answer"),
-    [
-        (b"\n", rb"ERROR: no command of RAS protocol 2: \n"),
-        (b"GET / HTTP/1.1\r\n", rb"ERROR: no command of RAS protocol 2: GET / HTTP/1.1\n"),
-        (b"\xff\x00\x1b[2J\n", rb"ERROR: no command [^\x1b\0]*\n"),
-        (b"timeout -1\ntimeout 99999999999999999999\n", rb"(ERROR: a timeout is .*\n){2}"),
-        (b"set format xml\n", rb"ERROR: the format is text or json, not xml\n"),
-        (b"monitor lifecycle,\n", rb"ERROR: events are lifecycle, trace or all, not \n"),
-        (b"x" * 100_000, rb""),
-        (b"set format json\r\nstatus\n" + b"unread" * 2000, rb'OK\n\{"nccl_version".*\}\n'),
-    ],
-)
-def test_each_line_has_an_answer_and_one_without_an_end_is_cut_off(started, port, sent, answer):
-    with started(1) as ranks:
-        ranks.start(two_in_one_process, ranks.store_args())
-        ranks.wait_report(0)
-        assert re.fullmatch(answer, heard(port, sent)), heard(port, sent)
-        ends(ranks)
-
-
-def test_clients_that_do_not_ask_or_never_read_keep_nobody_from_the_status(started, port, capsys):
-    with started(1) as ranks, contextlib.ExitStack() as stack:
-        ranks.start(two_in_one_process, ranks.store_args())
-        ranks.wait_report(0)
-        assert len(complete(port)["ranks"]) == 2
-        descriptors = len(sockets(ranks.pids[0]))
-        for question in (b"VERBOSE STATUS\n", b"x\n" * 10_000, b"MONITOR\n", b""):
-            for _ in range(12):
-                client = socket.socket()
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-                client.setblocking(False)
-                stack.enter_context(client)
-                with contextlib.suppress(BlockingIOError):
-                    client.connect(("127.0.0.1", port))
-                with contextlib.suppress(OSError):
-                    client.sendall(question)
-        assert wait_for(lambda: len(sockets(ranks.pids[0])) > descriptors + 8, SOON)
-        arguments = ["--late", "30", "--wait", str(min(limits.grown(15), LONGEST_WAIT))]
-        begun = time.monotonic()
-        while time.monotonic() - begun < 1:
-            assert wait_for(lambda: main(arguments) == 0, SOON), capsys.readouterr()
-            assert len(sockets(ranks.pids[0])) <= descriptors + 16 + 4
-        stack.close()
+def test_a_gateway_that_is_killed_is_no_harm_and_one_is_there_for_the_next_groups(started, port):
+    with started(2) as ranks:
+        ranks.start(leaves_and_comes_back, ranks.store_args(), 2)
+        for rank in range(2):
+            ranks.wait_report(rank)
+        complete(port)
+        (pid,) = gateways(port)
+        os.kill(pid, signal.SIGKILL)
+        # That of the other rank may come only now.
+        assert wait_for(lambda: pid not in gateways(port), SOON)
+        for rank in range(2):
+            ranks.tell(rank, "go on")
+        for rank in range(2):
+            ranks.wait_report(rank)
         assert complete(port)["size"] == 2
         ends(ranks)
+
+
+def leaves_and_comes_back(args, world):
+    store = join(args, world)
+    report("there")
+    receive()
+    dist.destroy_process_group()
+    again = dist.PrefixStore("again", store)
+    dist.init_process_group(
+        "torchcomms", store=again, rank=int(os.environ["RANK"]), world_size=world
+    )
+    dist.all_reduce(torch.ones(7))
+    report("there again")
+    receive()
+
+
+def test_a_user_can_start_a_gateway_for_a_job_that_names_no_address(started, port):
+    with contextlib.ExitStack() as stack:
+        with started(1, address="") as ranks:
+            ranks.start(two_in_one_process, ranks.store_args())
+            ranks.wait_report(0)
+            command = [sys.executable, "-m", "torchcomms_pg.status", "--ras", f"localhost:{port}"]
+            by_hand = subprocess.Popen([*command, str(ranks.pids[0])])
+            stack.callback(by_hand.wait)
+            stack.callback(by_hand.terminate)
+            assert len(complete(port)["ranks"]) == 2
+            ends(ranks)
+        # It is there for the next job.
+        assert wait_for(lambda: ask(port).startswith("ERROR: "), SOON)
+    assert by_hand.returncode == -signal.SIGTERM
 
 
 # Hosts and programs

@@ -1,4 +1,5 @@
 // The status of jobs: what processes tell, put together, and how they are asked.
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -10,6 +11,8 @@
 #include <cstdlib>
 #include <ctime>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -21,6 +24,7 @@
 
 #include "Check.hpp"
 #include "Jobs.hpp"
+#include "diagnosis/status/Gateway.hpp"
 #include "diagnosis/status/Hosts.hpp"
 #include "diagnosis/status/JobReport.hpp"
 #include "diagnosis/status/LocalProcesses.hpp"
@@ -330,6 +334,39 @@ TEST(hostsThatHaveEndedHoldUpOnlyTheFirstQuestions) {
   CHECK_EQUAL(told.hosts.size(), size_t{1});
   CHECK_EQUAL(told.unreached.size(), size_t{kEnded - 1});
   std::filesystem::remove_all(folder);
+}
+
+TEST(aProgramThatIsRunApartIsNoChildAndHasNoFileOfThisProcess) {
+  const auto folder = makeFolder();
+  const auto file = folder + "/told";
+  const int own = fcntl(STDERR_FILENO, F_DUPFD, 500);  // open in a program that inherits files
+  CHECK(own >= 500);
+  runApart(
+      {"/bin/sh", "-c", "(echo $WORD; echo /proc/$$/fd/*) > $0.new && mv $0.new $0", file},
+      {"WORD=from-the-environment"});
+  CHECK(waitpid(-1, nullptr, __WALL | WNOHANG) == -1 && errno == ECHILD);
+  std::string text;
+  for (int i = 0; i < 2000 && text.empty(); ++i) {
+    usleep(5000);
+    std::ifstream in(file);
+    text.assign(std::istreambuf_iterator<char>(in), {});
+  }
+  CHECK_CONTAINS(text, "from-the-environment\n");
+  CHECK_CONTAINS(text, "/fd/2");
+  CHECK(text.find("/fd/" + std::to_string(own)) == std::string::npos);
+  close(own);
+  std::filesystem::remove_all(folder);
+}
+
+TEST(aProgramThatCannotBeRunApartIsAnErrorThatSaysWhy) {
+  try {
+    runApart({"/no/such/program"}, {});
+    CHECK(false);
+  } catch (const std::runtime_error& error) {
+    CHECK_EQUAL(
+        std::string(error.what()),
+        std::string("cannot run /no/such/program: No such file or directory"));
+  }
 }
 
 TEST(theReportNamesTheMembersOfAGroupThatHaveNotAnsweredAndWhatTheOthersHaveIssued) {

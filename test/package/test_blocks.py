@@ -180,6 +180,8 @@ ELSEWHERE = {
         "$ TORCHCOMMS_PG_RAS_ADDR=localhost:28100 TORCHCOMMS_PG_WATCH=1 torchrun "
         "--nproc-per-node 3 train.py",
     ): "test: test_an_unchanged_program_under_torchrun_is_shown",
+    ("docs/status.md", "$ python -m torchcomms_pg.status --ras localhost:28100"): "test: "
+    "test_a_user_can_start_a_gateway_for_a_job_that_names_no_address",
     (
         "docs/support.md",
         "from torch.distributed.distributed_c10d import _get_reconfigure_handle, _reconfigure",

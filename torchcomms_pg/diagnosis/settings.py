@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from torchcomms_pg import _C, env
 from torchcomms_pg.diagnosis import compile_watch
@@ -23,4 +24,18 @@ def configure() -> None:
     folders = env.status_folders()
     # The first folder whose parent exists: a session's folder may have been removed, or never made.
     folder = next((each for each in folders if os.path.isdir(os.path.dirname(each))), "")
-    _C.set_status(folder=folder, ras=env.ras_address(), run=env.run_id())
+    gateway, environment = _gateway(folder)
+    _C.set_status(folder=folder, gateway=gateway, environment=environment, run=env.run_id())
+
+
+def _gateway(folder: str) -> tuple[list[str], list[bytes]]:
+    """Returns the command that answers NCCL's client of RAS, and its environment; or nothing."""
+    address = env.ras_address()
+    if not address:
+        return [], []
+    # -P, -S: the command imports the standard library and this package only, wherever this package
+    # and the program are.
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    command = [sys.executable, "-P", "-S", "-m", "torchcomms_pg.status", "--ras", address]
+    environment = env.of_command(PYTHONPATH=package, TORCHCOMMS_PG_STATUS=folder)
+    return command, environment

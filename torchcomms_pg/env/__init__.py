@@ -87,8 +87,7 @@ VARIABLES = (
     Variable(
         "TORCHCOMMS_PG_RAS_ADDR",
         "none",
-        "127.0.0.1:PORT or [::1]:PORT, where processes answer ncclras, NCCL's client, see "
-        "status.md",
+        "127.0.0.1:PORT or [::1]:PORT, where the job answers ncclras, NCCL's client, see status.md",
     ),
     Variable("XDG_RUNTIME_DIR", "none", "folder of a user's session, where the sockets above are"),
     Variable("TORCHELASTIC_RUN_ID", "none", "name of the run in its status, set by torchrun"),
@@ -545,8 +544,14 @@ def status_folders() -> list[str]:
 
 
 def ras_address() -> str:
-    """Returns the address where processes answer NCCL's client of RAS, or "" if unset."""
+    """Returns the address where a job answers NCCL's client of RAS, or "" if unset."""
     return read("TORCHCOMMS_PG_RAS_ADDR") or ""
+
+
+def of_command(**variables: str) -> list[bytes]:
+    """Returns this process's environment with other variables, as NAME=VALUE, for a command."""
+    together = {**os.environ, **variables}
+    return [os.fsencode(f"{name}={value}") for name, value in together.items()]
 
 
 def error_file() -> str:

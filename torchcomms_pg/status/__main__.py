@@ -13,6 +13,7 @@ from typing import Any
 
 from torchcomms_pg import env
 from torchcomms_pg.status.jobs import LONGEST_WAIT, Job, NoAnswerError, StatusError, find_jobs
+from torchcomms_pg.status.ras import gateway
 from torchcomms_pg.status.report import age, brief, text
 
 CODES = """\
@@ -30,8 +31,10 @@ def main(arguments: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # characters that the locale lacks
     try:
+        if options.ras:
+            return _serve(options)
         return _watch(options) if options.watch else _once(options)
-    except StatusError as error:
+    except (StatusError, gateway.AddressError) as error:
         print(f"torchcomms_pg.status: {error}", file=sys.stderr)
         return 2
 
@@ -71,6 +74,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="how long to wait for ranks that do not answer (0.8; at most 60)",
     )
+    parser.add_argument(
+        "--ras",
+        metavar="ADDRESS",
+        help="answer NCCL's client ncclras at 127.0.0.1:PORT or [::1]:PORT, until this is ended",
+    )
+    # The name of the process's files that has started this because of TORCHCOMMS_PG_RAS_ADDR.
+    parser.add_argument("--of", help=argparse.SUPPRESS)
     return parser
 
 
@@ -148,6 +158,23 @@ def _started(pid: int) -> float | None:
     return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
 
 
+def _serve(options: argparse.Namespace) -> int:
+    folders = _folders()
+    if options.of:
+        gateway.serve_job(options.ras, folders[0], options.of)
+        return 0
+    wanted = options.job
+    if wanted is None:
+        jobs = gateway.Jobs(folders, lambda _: True)
+    elif wanted.isdecimal():
+        jobs = gateway.Jobs(folders, lambda job: int(wanted) in job.pids)
+    else:
+        jobs = gateway.Jobs(folders, lambda _: True, lambda status: _same(status["store"], wanted))
+    with contextlib.suppress(KeyboardInterrupt):
+        gateway.serve(options.ras, jobs)
+    return 0
+
+
 def _watch(options: argparse.Namespace) -> int:
     code = _once(options)
     with contextlib.suppress(KeyboardInterrupt):
@@ -169,9 +196,7 @@ def _choose(options: argparse.Namespace) -> tuple[list[Job], int | None]:
     Raises:
         StatusError: there is no such job.
     """
-    folders = env.status_folders()
-    if not folders:
-        raise StatusError("TORCHCOMMS_PG_STATUS turns it off; unset it, also for the job")
+    folders = _folders()
     jobs = find_jobs(folders)
     if options.job is None:
         if not jobs:
@@ -188,6 +213,12 @@ def _choose(options: argparse.Namespace) -> tuple[list[Job], int | None]:
             if _same(job.ask(options.late, options.wait)["store"], options.job):
                 return [job], None
     raise StatusError(f"no job of yours on this host has its store at {options.job}")
+
+
+def _folders() -> list[str]:
+    if folders := env.status_folders():
+        return folders
+    raise StatusError("TORCHCOMMS_PG_STATUS turns it off; unset it, also for the job")
 
 
 _NONE = """\

@@ -132,14 +132,24 @@ def find_jobs(folders: list[str]) -> list[Job]:
         StatusError: a path is no folder, or the folder is another user's or open to other users.
     """
     jobs = []
-    for folder in folders:
-        for processes in _connected(list(_processes(folder))):
-            if all(process.state() == "dead" for process in processes):
-                for process in processes:
-                    process.remove()
-            else:
-                jobs.append(Job(processes))
+    for job in known_jobs(folders):
+        if all(process.state() == "dead" for process in job.processes):
+            for process in job.processes:
+                process.remove()
+        else:
+            jobs.append(job)
     return jobs
+
+
+def known_jobs(folders: list[str]) -> list[Job]:
+    """Returns the jobs in these folders, also such that have ended. Connects to no process.
+
+    Raises:
+        StatusError: as `find_jobs`.
+    """
+    return [
+        Job(processes) for folder in folders for processes in _connected(list(_processes(folder)))
+    ]
 
 
 def _processes(folder: str) -> Iterator[Process]:

@@ -20,8 +20,6 @@
 #include "diagnosis/rank/PythonStackDump.hpp"
 #include "diagnosis/status/JobReport.hpp"
 #include "diagnosis/status/LocalProcesses.hpp"
-#include "diagnosis/status/RasEvents.hpp"
-#include "diagnosis/status/RasFormat.hpp"
 #include "diagnosis/store/StoreBoard.hpp"
 #include "diagnosis/store/StorePlace.hpp"
 #include "host/Process.hpp"
@@ -37,10 +35,6 @@ namespace {
 // ones together.
 constexpr size_t kOldest = 4;
 constexpr size_t kMostOps = 64;
-
-// Age at which an operation counts as late if the question gives no age: the default of python -m
-// torchcomms_pg.status.
-constexpr int64_t kLateMs = 10'000;
 
 std::string addressOf(c10d::Store& store) {
   if (const auto* const tcp = dynamic_cast<c10d::TCPStore*>(&store)) {
@@ -334,17 +328,6 @@ std::string describeJob(const status::OfJob& question) {
   return status::report(told.hosts, told.unreached, told.question);
 }
 
-std::string describeForRas(const status::RasQuestion& question) {
-  const auto told = askJob({kLateMs, question.waitMs});
-  const status::Job job(told.hosts, told.unreached, told.question);
-  return question.json ? status::rasJson(job) : status::rasText(job, question.verbose);
-}
-
-std::vector<status::RasPeer> peersOfJob() {
-  const auto told = askJob({kLateMs, status::RasQuestion().waitMs});
-  return status::peersOf(status::Job(told.hosts, told.unreached, told.question));
-}
-
 }  // namespace
 
 std::unique_ptr<StatusPart> StatusPart::begin(
@@ -352,8 +335,7 @@ std::unique_ptr<StatusPart> StatusPart::begin(
     const c10::intrusive_ptr<c10d::Store>& store,
     bool severalHosts) {
   auto part = std::make_unique<StatusPart>();
-  part->server_ =
-      status::StatusServer::of({describeProcess, describeJob, describeForRas, peersOfJob});
+  part->server_ = status::StatusServer::of({describeProcess, describeJob});
   if (!part->server_) {
     return nullptr;
   }
@@ -409,8 +391,7 @@ HeldUp heldUpBy(const GroupActivity& group, const Operation& op, Milliseconds pa
 }
 
 std::shared_ptr<status::StatusServer> serveStatus(const status::Membership& membership) {
-  auto server =
-      status::StatusServer::of({describeProcess, describeJob, describeForRas, peersOfJob});
+  auto server = status::StatusServer::of({describeProcess, describeJob});
   if (server) {
     server->add(membership);
   }

@@ -24,7 +24,6 @@
 #include "base/Thread.hpp"
 #include "diagnosis/rank/PythonStackDump.hpp"
 #include "diagnosis/status/Folder.hpp"
-#include "diagnosis/status/RasAddress.hpp"
 #include "host/Process.hpp"
 #include "monitor/Printer.hpp"
 
@@ -40,12 +39,6 @@ constexpr size_t kMostClients = 32;
 constexpr milliseconds kAsking{2000};
 constexpr milliseconds kReading{5000};
 
-// The same limits for RAS clients, which may belong to any user of this host, and may be people who
-// type. kRasLook: interval of looks at the job's processes while a client monitors them.
-constexpr size_t kMostRasClients = 16;
-constexpr milliseconds kRasAsking{30'000};
-constexpr milliseconds kRasLook{2000};
-
 // Limit of threads that ask for the job's status at the same time. Further clients wait.
 constexpr size_t kMostJobs = 1;
 
@@ -60,7 +53,7 @@ constexpr int kTidyMs = 500;    // interval of checks whether a client is too sl
 constexpr int kScarceMs = 200;  // pause in accepting when descriptors run out
 
 // Descriptors that a forked child closes, so that it does not keep the parent's sockets open.
-std::atomic<int> ofParent[3] = {-1, -1, -1};
+std::atomic<int> ofParent[2] = {-1, -1};
 
 struct AtFork {
   AtFork() {
@@ -79,8 +72,7 @@ struct Slot {
   std::weak_ptr<StatusServer> server GUARDED_BY(mutex);
   const StatusServer* latest GUARDED_BY(mutex) = nullptr;  // owner of the files
   bool told GUARDED_BY(mutex) = false;                     // it was reported that no server runs
-  // It was reported that RAS clients get no answer.
-  bool toldOfRas GUARDED_BY(mutex) = false;
+  bool toldOfRas GUARDED_BY(mutex) = false;                // it was reported that no gateway runs
 };
 Slot& slot() {
   static PerProcess<Slot> ofProcess;
@@ -90,24 +82,41 @@ Slot& slot() {
 struct Places {
   Mutex mutex;
   std::string folder GUARDED_BY(mutex);
-  std::string ras GUARDED_BY(mutex);
+  GatewayCommand gateway GUARDED_BY(mutex);
 };
 Places& places() {
   static Places& named = neverDestroyed<Places>();
   return named;
 }
-std::string rasAddress() {
+GatewayCommand gatewayCommand() {
   auto& named = places();
   LockGuard lock(named.mutex);
-  return named.ras;
+  return named.gateway;
 }
 
 // Reports once that RAS clients get no answer, and why.
-void tellNoRas(Slot& known, const std::string& why) REQUIRES(known.mutex) {
+void tellNoRas(Slot& known, const std::string& address, const std::string& why)
+    REQUIRES(known.mutex) {
   if (!std::exchange(known.toldOfRas, true)) {
     printLine(
-        "torchcomms_pg: process " + std::to_string(host::processId()) +
-        " does not answer ncclras at TORCHCOMMS_PG_RAS_ADDR=" + rasAddress() + ": " + why);
+        "torchcomms_pg: nothing answers ncclras at TORCHCOMMS_PG_RAS_ADDR=" + address +
+        " for process " + std::to_string(host::processId()) + ": " + why);
+  }
+}
+
+void startGateway() {
+  auto command = gatewayCommand();
+  if (command.words.empty()) {
+    return;
+  }
+  const auto address = command.words.back();
+  command.words.insert(command.words.end(), {"--of", Folder::own().name});
+  try {
+    runApart(std::move(command.words), std::move(command.environment));
+  } catch (const std::exception& error) {
+    auto& known = slot();
+    LockGuard lock(known.mutex);
+    tellNoRas(known, address, error.what());
   }
 }
 
@@ -129,9 +138,7 @@ struct StatusServer::State {
     std::shared_ptr<PythonStackDump> dump;
     bool ownStacks = false;            // the dump includes the stacks of `description`
     std::function<std::string()> job;  // makes the answer
-    std::optional<RasDialogue> ras;    // set for a RAS client
 
-    bool watches() const { return ras && ras->events() != RasEvents::none; }
     bool hasUnsent() const { return sent < text.size(); }
   };
   using Clients = std::list<Client>;
@@ -141,15 +148,12 @@ struct StatusServer::State {
   const Duties duties;
   const Folder folder;
   FileDescriptor listening;
-  FileDescriptor ras;  // listens for RAS clients; empty without an address
   FileDescriptor wake;
   std::atomic<bool> stop{false};
 
   Mutex mutex;
   // Answers about the job, by client's number.
   std::map<uint64_t, std::string> done GUARDED_BY(mutex);
-  // Result of a look at the job's processes.
-  std::optional<std::vector<RasPeer>> looked GUARDED_BY(mutex);
 
   // State of the server's thread.
   Clients clients;
@@ -157,8 +161,6 @@ struct StatusServer::State {
   size_t jobs = 0;
   std::shared_ptr<PythonStackDump> dump;  // the latest request to Python
   Clock::time_point scarceUntil{};
-  std::optional<RasPeers> peers;  // set while a client monitors
-  Clock::time_point nextLook{};
 
   void notify() const {
     const uint64_t one = 1;
@@ -169,20 +171,14 @@ struct StatusServer::State {
     while (!stop.load(std::memory_order_acquire)) {
       std::vector<pollfd> polled{{wake.get(), POLLIN, 0}};
       const bool scarce = Clock::now() < scarceUntil;
-      const auto ofRas = static_cast<size_t>(
-          std::ranges::count_if(clients, [](const auto& each) { return each.ras.has_value(); }));
-      const bool takes = clients.size() - ofRas < kMostClients && !scarce;
-      polled.push_back({takes ? listening.get() : -1, POLLIN, 0});
-      polled.push_back({ofRas < kMostRasClients && !scarce ? ras.get() : -1, POLLIN, 0});
+      polled.push_back(
+          {clients.size() < kMostClients && !scarce ? listening.get() : -1, POLLIN, 0});
       for (const auto& client : clients) {
         short events = 0;
-        if (client.phase == Client::Phase::asks &&
-            client.text.size() - client.sent < RasDialogue::kLongestLine) {
-          events |= POLLIN;
-        }
-        if (client.phase == Client::Phase::reads ||
-            (client.phase == Client::Phase::asks && client.hasUnsent())) {
-          events |= POLLOUT;
+        if (client.phase == Client::Phase::asks) {
+          events = POLLIN;
+        } else if (client.phase == Client::Phase::reads) {
+          events = POLLOUT;
         }
         // A job goes on even if its client has left.
         const bool works = client.phase == Client::Phase::awaitsJob;
@@ -191,12 +187,7 @@ struct StatusServer::State {
       poll(polled.data(), polled.size(), patience());
       uint64_t rings = 0;
       [[maybe_unused]] const auto heard = read(wake.get(), &rings, sizeof rings);
-      try {
-        watch(self);
-      } catch (const std::exception&) {
-        // Out of memory: monitoring clients miss an event.
-      }
-      size_t place = 3;
+      size_t place = 2;
       for (auto client = clients.begin(); client != clients.end(); ++place) {
         const auto each = client++;
         try {
@@ -208,10 +199,7 @@ struct StatusServer::State {
         }
       }
       if (polled[1].revents != 0) {
-        take(listening, /*ofRas=*/false);
-      }
-      if (polled[2].revents != 0) {
-        take(ras, /*ofRas=*/true);
+        take();
       }
     }
     while (!clients.empty()) {
@@ -219,7 +207,6 @@ struct StatusServer::State {
     }
     // Ends connections that were not accepted. The socket's file has been removed or replaced.
     listening = FileDescriptor();
-    ras = FileDescriptor();
   }
 
   int patience() const {
@@ -234,30 +221,27 @@ struct StatusServer::State {
     return clients.empty() ? -1 : kTidyMs;
   }
 
-  void take(const FileDescriptor& from, bool ofRas) {
-    FileDescriptor socket(accept4(from.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  void take() {
+    FileDescriptor socket(accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) {
       if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
         scarceUntil = Clock::now() + milliseconds(kScarceMs);
       }
       return;
     }
-    if (ofRas || host::isOfThisUser(socket.get())) {
+    if (host::isOfThisUser(socket.get())) {
       clients.emplace_back();
       auto& client = clients.back();
       client.number = ++number;
       client.socket = std::move(socket);
-      client.until = Clock::now() + (ofRas ? kRasAsking : kAsking);
-      if (ofRas) {
-        client.ras.emplace();
-      }
+      client.until = Clock::now() + kAsking;
     }
   }
 
   void drop(Clients::iterator client) {
     // Reads what the client has sent: closing a connection with unread input would discard the
     // answer that the client has not read yet.
-    char rest[RasDialogue::kLongestLine];
+    char rest[kLongestQuestion];
     for (int i = 0; i < 16 && recv(client->socket.get(), rest, sizeof rest, MSG_DONTWAIT) > 0;
          ++i) {
     }
@@ -275,11 +259,7 @@ struct StatusServer::State {
       return false;
     }
     switch (client.phase) {
-      case Phase::asks:
-        if (client.ras) {
-          return receiveLoop(client, events, now);
-        }
-        return events != 0 ? hear(client, now) : now < client.until;
+      case Phase::asks: return events != 0 ? hear(client, now) : now < client.until;
       case Phase::awaitsPython:
         if (client.dump->ready() || now >= client.until ||
             (now >= client.until - kPatience + kPatienceIfHeld && client.dump->gilIsHeld())) {
@@ -287,8 +267,7 @@ struct StatusServer::State {
         }
         return true;
       case Phase::awaitsTurn:
-        // RAS clients may belong to other users, so this user's other clients go first.
-        if (jobs < kMostJobs && !(client.ras && awaitsTurn(/*ofRas=*/false))) {
+        if (jobs < kMostJobs) {
           beginJob(self, client, now);
         }
         return true;
@@ -326,103 +305,10 @@ struct StatusServer::State {
     return true;
   }
 
-  bool awaitsTurn(bool ofRas) const {
-    return std::ranges::any_of(clients, [ofRas](const auto& each) {
-      return each.phase == Client::Phase::awaitsTurn && each.ras.has_value() == ofRas;
-    });
-  }
-
   void awaitTurn(Client& client, std::function<std::string()> job) {
     client.job = std::move(job);
     client.phase = Client::Phase::awaitsTurn;
     notify();
-  }
-
-  // Does the same as hear() for a RAS client, which gets an answer to each line.
-  bool receiveLoop(Client& client, short events, Clock::time_point now) {
-    if ((events & POLLIN) != 0) {
-      char buffer[RasDialogue::kLongestLine];
-      const auto bytes = recv(client.socket.get(), buffer, sizeof buffer, MSG_DONTWAIT);
-      if (bytes <= 0) {
-        return bytes < 0 && (errno == EAGAIN || errno == EINTR);
-      }
-      std::string answers;
-      if (!client.ras->hear({buffer, static_cast<size_t>(bytes)}, answers)) {
-        return false;
-      }
-      say(client, answers, now);
-    }
-    if (client.hasUnsent() && !tell(client)) {
-      return false;
-    }
-    if (const auto& asked = client.ras->asked()) {
-      awaitTurn(client, [this, asked = *asked] { return duties.ofRas(asked); });
-    } else if (client.watches() && !client.hasUnsent()) {
-      client.until = Clock::time_point::max();
-      if (!peers) {
-        notify();  // starts the first look soon
-      }
-    }
-    return now < client.until;
-  }
-
-  // Appends `text` to what the client will get. A monitoring client gets kReading to read it.
-  static void say(Client& client, const std::string& text, Clock::time_point now) {
-    client.text.erase(0, std::exchange(client.sent, 0));
-    if (client.text.empty() && !text.empty() && client.watches()) {
-      client.until = now + kReading;
-    }
-    client.text += text;
-  }
-
-  // Gives monitoring clients the new events, and starts the next look at the job's processes.
-  void watch(const std::shared_ptr<State>& self) {
-    const auto now = Clock::now();
-    std::optional<std::vector<RasPeer>> seen;
-    {
-      LockGuard lock(mutex);
-      seen.swap(looked);
-    }
-    if (seen) {
-      --jobs;
-    }
-    if (std::ranges::none_of(clients, &Client::watches)) {
-      peers.reset();
-      return;
-    }
-    if (!peers) {
-      peers.emplace();
-    } else if (seen && !seen->empty()) {
-      for (const auto& event : peers->notice(*seen)) {
-        for (auto& client : clients) {
-          if (client.phase == Client::Phase::asks && client.watches() &&
-              (static_cast<int>(client.ras->events()) & static_cast<int>(event.group)) != 0) {
-            say(client, textOf(event, client.ras->json()), now);
-          }
-        }
-      }
-    }
-    if (now >= nextLook && jobs < kMostJobs && !awaitsTurn(true) && !awaitsTurn(false)) {
-      nextLook = now + kRasLook;
-      try {
-        startDetached("tcpg_job", [self] {
-          std::vector<RasPeer> found;
-          try {
-            found = self->duties.peers();
-          } catch (const std::exception&) {
-            // The folder cannot be read. The next look tries again.
-          }
-          {
-            LockGuard lock(self->mutex);
-            self->looked = std::move(found);
-          }
-          self->notify();
-        });
-        ++jobs;
-      } catch (const std::exception&) {
-        // No thread can be started. The next look tries again.
-      }
-    }
   }
 
   void describe(Client& client, Clock::time_point now) {
@@ -468,13 +354,12 @@ struct StatusServer::State {
 
   void beginJob(const std::shared_ptr<State>& self, Client& client, Clock::time_point now) {
     try {
-      const bool ofRas = client.ras.has_value();
-      startDetached("tcpg_job", [self, number = client.number, job = client.job, ofRas] {
+      startDetached("tcpg_job", [self, number = client.number, job = client.job] {
         std::string text;
         try {
           text = job();
         } catch (const std::exception& error) {
-          text = refusal(ofRas, error.what());
+          text = refused(error.what());
         }
         {
           LockGuard lock(self->mutex);
@@ -485,13 +370,8 @@ struct StatusServer::State {
       ++jobs;
       client.phase = Client::Phase::awaitsJob;
     } catch (const std::exception& error) {
-      const auto why = std::string("no thread can be started: ") + error.what();
-      answer(client, refusal(client.ras.has_value(), why), now);
+      answer(client, refused(std::string("no thread can be started: ") + error.what()), now);
     }
-  }
-
-  static std::string refusal(bool ofRas, const std::string& why) {
-    return ofRas ? RasDialogue::refused(why) : refused(why);
   }
 
   static void answer(Client& client, const std::string& text, Clock::time_point now) {
@@ -527,18 +407,22 @@ std::string StatusServer::folder() {
   return named.folder;
 }
 
-void StatusServer::setRasAddress(const std::string& address) {
+void StatusServer::setGateway(GatewayCommand command) {
   auto& named = places();
   LockGuard lock(named.mutex);
-  named.ras = address;
+  named.gateway = std::move(command);
 }
 
 std::shared_ptr<StatusServer> StatusServer::of(const Duties& duties) {
   auto& known = slot();
   LockGuard lock(known.mutex);
   if (folder().empty()) {
-    if (!rasAddress().empty()) {
-      tellNoRas(known, "it tells of the status, which TORCHCOMMS_PG_STATUS turns off");
+    const auto gateway = gatewayCommand();
+    if (!gateway.words.empty()) {
+      tellNoRas(
+          known,
+          gateway.words.back(),
+          "the answer is the status, which TORCHCOMMS_PG_STATUS turns off");
     }
     return nullptr;
   }
@@ -568,22 +452,17 @@ StatusServer::StatusServer(Duties duties)
   }
   state_->folder.sweep();
   state_->listening = state_->folder.listen();
-  if (const auto address = rasAddress(); !address.empty()) {
-    try {
-      state_->ras = listenForRas(address);
-    } catch (const std::exception& error) {
-      tellNoRas(slot(), error.what());  // of() holds the slot's lock
-    }
-  }
   try {
-    startDetached("tcpg_status", "its status", [state = state_] { state->run(state); });
+    startDetached("tcpg_status", "its status", [state = state_] {
+      startGateway();
+      state->run(state);
+    });
   } catch (const std::exception&) {
     state_->folder.remove();
     throw;
   }
   ofParent[0] = state_->listening.get();
   ofParent[1] = state_->wake.get();
-  ofParent[2] = state_->ras.get();
 }
 
 StatusServer::~StatusServer() {

@@ -1,5 +1,4 @@
-// Serves the status of this process and its job: on a socket in the user's folder, and for NCCL's
-// RAS client on an address that the user names.
+// Serves the status of this process and its job, on a socket in the user's folder.
 #pragma once
 
 #include <functional>
@@ -7,10 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "diagnosis/status/Gateway.hpp"
 #include "diagnosis/status/ProcessStatus.hpp"
 #include "diagnosis/status/Protocol.hpp"
-#include "diagnosis/status/RasDialogue.hpp"
-#include "diagnosis/status/RasEvents.hpp"
 
 namespace torchcomms_pg::status {
 
@@ -28,18 +26,16 @@ struct Description {
 class StatusServer {
  public:
   struct Duties {
-    std::function<Description()> describe;  // must return soon
-    // May block: the server calls each in a separate thread.
-    std::function<std::string(const OfJob&)> ofJob;
-    std::function<std::string(const RasQuestion&)> ofRas = nullptr;
-    std::function<std::vector<RasPeer>()> peers = nullptr;
+    std::function<Description()> describe;           // must return soon
+    std::function<std::string(const OfJob&)> ofJob;  // may block: called in a separate thread
   };
 
   // Sets the folder; if `path` is empty, no status is served. Does not affect a running server.
   static void setFolder(const std::string& path);
   static std::string folder();
-  // Sets the address for RAS clients, see listenForRas(); if it is empty, they get no answer.
-  static void setRasAddress(const std::string& address);
+  // Sets the command that a server runs at its start, with the name of its files in the folder as
+  // a further word.
+  static void setGateway(GatewayCommand command);
 
   // Returns the server of this process, which runs while a caller holds it. Returns null if no
   // folder is set, or if the server cannot start, which is reported once on stderr.
