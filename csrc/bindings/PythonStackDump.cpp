@@ -31,6 +31,7 @@
 #include "diagnosis/group/OtherWaits.hpp"
 #include "diagnosis/group/ProcessActivity.hpp"
 #include "diagnosis/rank/Heartbeat.hpp"
+#include "diagnosis/rank/Sigabrt.hpp"
 #include "diagnosis/rank/Sigterm.hpp"
 #include "diagnosis/store/StorePlace.hpp"
 #include "diagnosis/store/StoreServer.hpp"
@@ -293,6 +294,8 @@ void bindPythonStackDump(py::module_& module) {
       [](bool on) {
         sigterm::setInterpreters(handlerOfPython());
         sigterm::allow(on);
+        sigabrt::setInterpreters(handlerOfPython());
+        sigabrt::allow(on);
       },
       py::arg("on"));
   module.def(

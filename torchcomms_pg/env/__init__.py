@@ -71,7 +71,8 @@ VARIABLES = (
     Variable(
         "TORCHCOMMS_PG_SIGTERM",
         "true",
-        "whether SIGTERM first has a process say whom it waits for, and dump, see failures.md",
+        "whether SIGTERM and SIGABRT first have a process say whom it waits for, and dump, see "
+        "failures.md",
     ),
     Variable(
         "TORCHCOMMS_PG_METRICS_FILE",
@@ -508,7 +509,7 @@ def watch_timeout() -> timedelta:
 
 
 def last_words() -> bool:
-    """Returns whether SIGTERM first has a process say whom it waits for.
+    """Returns whether SIGTERM and SIGABRT first have a process say whom it waits for.
 
     Raises:
         ValueError: TORCHCOMMS_PG_SIGTERM is neither true nor false.

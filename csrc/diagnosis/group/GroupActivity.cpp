@@ -11,7 +11,6 @@
 #include "diagnosis/group/LastWords.hpp"
 #include "diagnosis/group/OtherWaits.hpp"
 #include "diagnosis/rank/PythonStackDump.hpp"
-#include "diagnosis/rank/Sigterm.hpp"
 #include "host/Process.hpp"
 #include "monitor/Compiling.hpp"
 
@@ -191,7 +190,7 @@ std::vector<int64_t> globalRanksOf(const GroupActivity& group, const std::vector
 }
 
 void enlist(const std::shared_ptr<GroupActivity>& group) {
-  sigterm::install(sayLastWords);
+  installLastWords();
   auto& all = ofProcess();
   LockGuard lock(all.mutex);
   std::erase_if(all.groups, [](const auto& known) { return known.expired(); });

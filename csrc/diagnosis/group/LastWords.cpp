@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,6 +16,10 @@
 #include "diagnosis/group/GroupActivity.hpp"
 #include "diagnosis/group/OtherWaits.hpp"
 #include "diagnosis/group/ProcessActivity.hpp"
+#include "diagnosis/rank/Sigabrt.hpp"
+#include "diagnosis/rank/Sigterm.hpp"
+#include "monitor/Monitor.hpp"
+#include "monitor/Printable.hpp"
 #include "monitor/Printer.hpp"
 #include "recorder/ProcessRecorder.hpp"
 
@@ -30,6 +35,11 @@ constexpr Milliseconds kLeastAge{300};
 // theirs.
 constexpr Milliseconds kAsking{450};
 constexpr Milliseconds kAnswering{600};
+
+// The same two times when SIGABRT is about to end the process, which leaves word after that.
+constexpr Milliseconds kLeastAgeOfAborted{100};
+constexpr Milliseconds kAskingOfAborted{350};
+constexpr size_t kMostReason = 400;  // length of an exception's text in a line
 
 constexpr Milliseconds kFlushing{100};
 constexpr Milliseconds kBetweenReadings{10};
@@ -61,51 +71,65 @@ std::optional<WaitingOp> longest(Clock::time_point at) {
   return found;
 }
 
+// Returns the same once that operation is as old as `least`.
+std::optional<WaitingOp> longest(Clock::time_point at, Milliseconds least) {
+  auto waiting = longest(at);
+  while (waiting && Clock::now() - waiting->op.issued < least) {
+    std::this_thread::sleep_for(kBetweenReadings);
+    waiting = longest(at);
+  }
+  return waiting;
+}
+
+// Returns the begin of a line about the group.
+std::string rankOf(const GroupActivity& group) {
+  return "[rank " + group.group().numberOf(group.rank()) + "] ";
+}
+
 std::string failureOf(const GroupActivity& group) {
   const auto message = group.failureMessage();
   return message.substr(0, message.find('\n'));
 }
 
-void dumpApart(int rank) {
+// Dumps the flight recorder in another thread. Returns a future that is invalid if it does not.
+std::future<void> dumpApart(int rank) {
   try {
     if (auto unfinished = ExitGuard::begin()) {
-      startDetached("tcpg_apart", [unfinished = std::move(unfinished), rank] {
+      const auto done = std::make_shared<std::promise<void>>();
+      startDetached("tcpg_apart", [unfinished = std::move(unfinished), rank, done] {
         process_recorder::dumpAfterFailure(rank, kAsking);
+        done->set_value();
       });
+      return done->get_future();
     }
   } catch (const std::exception&) {
     // No thread can be started: the line is worth more than the dump.
   }
+  return {};
 }
 
-HeldUp heldUp(const WaitingOp& waiting) {
+HeldUp heldUp(const WaitingOp& waiting, Milliseconds patience) {
   try {
-    return heldUpBy(*waiting.group, waiting.op, kAsking);
+    return heldUpBy(*waiting.group, waiting.op, patience);
   } catch (const std::exception&) {
     return {};  // the status's folder cannot be read
   }
 }
 
-}  // namespace
-
+// Says whom this process waits for at SIGTERM.
 void sayLastWords(const sigterm::Kept& signal) {
-  auto waiting = longest(signal.at);
-  while (waiting && Clock::now() - waiting->op.issued < kLeastAge) {
-    std::this_thread::sleep_for(kBetweenReadings);
-    waiting = longest(signal.at);
-  }
+  const auto waiting = longest(signal.at, kLeastAge);
   if (waiting) {
     const auto& group = *waiting->group;
     const auto& name = group.group().name;
-    const auto number = group.group().numberOf(group.rank());
     const auto waited = std::chrono::duration_cast<Milliseconds>(signal.at - waiting->op.issued);
     dumpApart(static_cast<int>(group.globalRanks()[group.rank()]));
     const auto failure = failureOf(group);
     const auto what = describe(waiting->op) + " of group '" + name + "'";
-    const auto by = failure.empty() ? heldUp(*waiting) : HeldUp{": " + failure, {}};
+    const auto by = failure.empty() ? heldUp(*waiting, kAsking) : HeldUp{": " + failure, {}, ""};
     const auto said = (signal.ends ? "ended by SIGTERM while " : "SIGTERM came while ") + what +
                       " had waited " + inSeconds(waited) + by.text;
-    printLine("[rank " + number + "] torchcomms_pg: " + said);
+    printLine(rankOf(group) + "torchcomms_pg: " + said);
     if (signal.ends && failure.empty()) {  // a failure has written its own text
       error_file::write("torchcomms_pg: " + said, by.ranks);
     }
@@ -122,6 +146,77 @@ void sayLastWords(const sigterm::Kept& signal) {
     std::this_thread::sleep_until(signal.at + kAnswering);
     awaitPrinted(kFlushing);
   }
+}
+
+// Returns the last completed operation of the group, as the rest of a line, or "".
+std::string lastOf(const GroupActivity& group) {
+  return group.inFlight().inspect([&](const auto&, const Operation& op) {
+    return op.seq == 0 ? std::string()
+                       : ", after " + describe(op) + " of group '" + group.group().name + "'";
+  });
+}
+
+// Says in which operation SIGABRT ends this process, and leaves word of it.
+void sayHowAborted(const sigabrt::Kept& signal) {
+  const auto unfinished = ExitGuard::begin();
+  if (!unfinished) {
+    return;  // the interpreter is ending: the program has ended before
+  }
+  const auto waiting = longest(signal.at, kLeastAgeOfAborted);
+  auto groups = enlisted();
+  std::erase_if(groups, [](const auto& group) { return group->closed(); });
+  if (waiting) {
+    std::ranges::partition(groups, [&](const auto& group) { return group == waiting->group; });
+  }
+  const auto other = groups.empty() ? other_waits::lastWords(signal.at) : "";
+  if (groups.empty() && other.empty()) {
+    return;
+  }
+  const auto reason = signal.reason.substr(0, std::min(signal.reason.find('\n'), kMostReason));
+  auto how = "ended by SIGABRT" + (reason.empty() ? "" : " (" + printable(reason) + ")");
+  std::string rank;
+  HeldUp by;
+  std::future<void> dumped;
+  if (groups.empty()) {
+    how += " while " + other;
+  } else {
+    const auto& group = *groups.front();
+    rank = rankOf(group);
+    dumped = dumpApart(static_cast<int>(group.globalRanks()[group.rank()]));
+    by.text = lastOf(group);
+  }
+  if (waiting) {
+    const auto waited = std::chrono::duration_cast<Milliseconds>(signal.at - waiting->op.issued);
+    const auto failure = failureOf(*waiting->group);
+    by = heldUp(*waiting, kAskingOfAborted);
+    by.text = failure.empty() ? by.text : ": " + failure;
+    how += " while " + describe(waiting->op) + " of group '" + waiting->group->group().name + "'" +
+           (by.calledAt.empty() ? "" : ", called at " + by.calledAt + ",") + " had waited " +
+           inSeconds(waited);
+  }
+  const auto said = "torchcomms_pg: " + how + by.text;
+  printLine(rank + said);
+  error_file::write(said, by.ranks);
+  for (const auto& group : groups) {
+    if (!group->hasFailed()) {
+      group->leave(how);
+    }
+  }
+  if (dumped.valid()) {
+    dumped.wait_until(signal.at + sigabrt::kLimit);
+  }
+  awaitPrinted(kFlushing);
+}
+
+}  // namespace
+
+void installLastWords() {
+  sigterm::install(sayLastWords);
+  sigabrt::install(sayHowAborted);
+  Monitor::setRound([](Clock::time_point now) noexcept {
+    sigterm::check(now);
+    sigabrt::check();
+  });
 }
 
 }  // namespace torchcomms_pg

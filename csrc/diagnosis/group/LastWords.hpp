@@ -1,13 +1,12 @@
-// What a process says when SIGTERM is about to end it while it waits for other ranks.
+// What a process says when a signal is about to end it while it waits for other ranks.
 #pragma once
-
-#include "diagnosis/rank/Sigterm.hpp"
 
 namespace torchcomms_pg {
 
-// Prints whom this process waits for, if it waits in an operation that was in flight when the
-// signal came, and dumps the flight recorder. For sigterm::install(). Returns half a second after
-// the signal at the earliest, since other ranks may ask for this rank's place.
-void sayLastWords(const sigterm::Kept& signal);
+// Has this process print whom it waits for when SIGTERM comes, and in which operation SIGABRT ends
+// it, and dump the flight recorder. A process that SIGABRT ends also leaves word in its groups.
+// Before SIGTERM goes on, half a second passes at least, since other ranks may ask for this rank's
+// place. Idempotent; Thread-safe.
+void installLastWords();
 
 }  // namespace torchcomms_pg

@@ -20,7 +20,6 @@
 #include "diagnosis/group/ErrorFile.hpp"
 #include "diagnosis/group/LastWords.hpp"
 #include "diagnosis/group/ProcessActivity.hpp"
-#include "diagnosis/rank/Sigterm.hpp"
 #include "monitor/Monitor.hpp"
 #include "monitor/Printer.hpp"
 
@@ -145,7 +144,7 @@ class Entry final : public Monitor::Watched, public std::enable_shared_from_this
       LockGuard lock(mutex_);
       if (!ended_ && !server_) {
         server_ = serveStatus({meeting(), wait.self});
-        sigterm::install(sayLastWords);
+        installLastWords();
       }
     }
     meeting_->come();

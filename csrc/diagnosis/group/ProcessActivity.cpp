@@ -383,7 +383,13 @@ HeldUp heldUpBy(const GroupActivity& group, const Operation& op, Milliseconds pa
       const bool same = asked.text == describe(op) && asked.seq == (op.collective ? op.seq : 0);
       if (same && asked.ageMs >= told.question.tookMs) {
         const auto finding = job.judge(*known, group.rank(), asked);
-        return {job.heldUpBy(*known, finding), globalRanksOf(group, finding.verdict.ranks)};
+        return {
+            job.heldUpBy(*known, finding),
+            globalRanksOf(group, finding.verdict.ranks),
+            asked.calledAt};
+      }
+      if (same) {
+        return {"", {}, asked.calledAt};
       }
     }
   }

@@ -38,10 +38,11 @@ class StatusPart {
 struct HeldUp {
   std::string text;            // the rest of a line, see status::Job::heldUpBy(), or ""
   std::vector<int64_t> ranks;  // their numbers in the default group
+  std::string calledAt;        // the line of this rank's call, or ""
 };
 
-// Asks the job's processes whom `op` of `group` waits for. Returns an empty answer if it is not
-// known within `patience`. Blocks. Raises the status's errors.
+// Asks the job's processes whom `op` of `group` waits for. Leaves out what is not known within
+// `patience`. Blocks. Raises the status's errors.
 HeldUp heldUpBy(const GroupActivity& group, const Operation& op, Milliseconds patience);
 
 // Asks the job's processes which ranks are in the wait `text`, in which this process is, and for

@@ -13,6 +13,7 @@
 #include "base/Mutex.hpp"
 #include "base/NeverDestroyed.hpp"
 #include "base/Thread.hpp"
+#include "diagnosis/rank/SignalAction.hpp"
 #include "monitor/Monitor.hpp"
 
 namespace torchcomms_pg::sigterm {
@@ -57,10 +58,6 @@ void setEarlier(const struct sigaction& action) {
 
 const struct sigaction& earlier() {
   return known[latest.load(std::memory_order_acquire)];
-}
-
-bool isDefault(const struct sigaction& action) {
-  return (action.sa_flags & SA_SIGINFO) == 0 && action.sa_handler == SIG_DFL;
 }
 
 // Returns whether this signal needs nothing more now: it is kept, or it is dropped since an earlier
@@ -110,26 +107,12 @@ void handle(int number, siginfo_t* info, void* context) {
   errno = error;
 }
 
-bool isOwn(const struct sigaction& action) {
-  return (action.sa_flags & SA_SIGINFO) != 0 && action.sa_sigaction == &handle;
-}
-
-// Returns a handler with the flags and the mask of the handler that gets the signal next, so that
-// system calls are interrupted as before.
-struct sigaction inFrontOf(const struct sigaction& action) {
-  struct sigaction own = {};
-  own.sa_sigaction = &handle;
-  own.sa_mask = action.sa_mask;
-  own.sa_flags = SA_SIGINFO | (action.sa_flags & (SA_RESTART | SA_ONSTACK | SA_NODEFER));
-  return own;
-}
-
 void putInFront(const struct sigaction& action) {
   setEarlier(action);
-  const auto own = inFrontOf(action);
+  const auto own = inFrontOf(action, handle);
   struct sigaction replaced = {};
   sigaction(SIGTERM, &own, &replaced);
-  if (!isOwn(replaced)) {
+  if (!has(replaced, handle)) {
     setEarlier(replaced);  // set by the program in this moment
   }
 }
@@ -138,9 +121,7 @@ void putInFront(const struct sigaction& action) {
 void look() {
   struct sigaction current = {};
   sigaction(SIGTERM, nullptr, &current);
-  const bool interpreter = (current.sa_flags & SA_SIGINFO) == 0 &&
-                           current.sa_handler == interpreters.load(std::memory_order_relaxed);
-  if (!isOwn(current) && (isDefault(current) || interpreter)) {
+  if (isDefault(current) || isPythons(current, interpreters)) {
     putInFront(current);
   }
 }
@@ -169,7 +150,8 @@ void send() {
   }
 }
 
-// Does what is due, in the monitor's thread.
+}  // namespace
+
 void check(Clock::time_point now) noexcept {
   monitorThread.check();
   static Clock::time_point lookedAt GUARDED_BY(monitorThread){};
@@ -193,8 +175,6 @@ void check(Clock::time_point now) noexcept {
   }
 }
 
-}  // namespace
-
 void install(std::function<void(const Kept&)> tell) {
   LockGuard lock(installing);
   if (!allowed || owner == getpid()) {
@@ -202,14 +182,13 @@ void install(std::function<void(const Kept&)> tell) {
   }
   struct sigaction current = {};
   sigaction(SIGTERM, nullptr, &current);
-  if ((current.sa_flags & SA_SIGINFO) == 0 && current.sa_handler == SIG_IGN) {
+  if (isIgnored(current)) {
     return;
   }
   teller() = std::move(tell);
   phase = Phase::idle;
   owner = getpid();
-  Monitor::setRound(check);
-  if (!isOwn(current)) {  // a forked child has its parent's handler
+  if (!has(current, handle)) {  // a forked child has its parent's handler
     putInFront(current);
   }
 }

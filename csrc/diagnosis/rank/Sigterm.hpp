@@ -22,11 +22,14 @@ struct Kept {
 };
 
 // Puts a handler in front of this process's handler of SIGTERM, or its default action. While the
-// monitor runs, the handler keeps a signal, and the monitor calls `tell` in a separate thread and
+// monitor runs, the handler keeps a signal, and check() calls `tell` in a separate thread and
 // then sends the signal once more, which the earlier handler gets. While the monitor does not run,
 // and in a forked child, the earlier handler gets the signal at once. Does nothing if the process
 // ignores SIGTERM, or after allow(false). Idempotent; Thread-safe.
 void install(std::function<void(const Kept&)> tell);
+
+// Does what is due. The monitor's thread calls it in each of its rounds.
+void check(Clock::time_point now) noexcept;
 
 // Sets whether install() has an effect. By default it has.
 void allow(bool allowed);
