@@ -294,7 +294,7 @@ def test_a_file_that_starts_threads_when_it_is_imported_is_refused(tmp_path):
 
 
 def test_the_next_test_begins_a_second_after_a_failure(cases):
-    """Also a second after the timeout, if the failure is a hang."""
+    """Also a second after the timeout or the limit, if the failure is a hang."""
     for name, most in (
         ("test_raises", 1),
         ("test_leaves_with_a_code", 1),
@@ -303,6 +303,7 @@ def test_the_next_test_begins_a_second_after_a_failure(cases):
         ("test_exits", 1),
         ("test_hangs", 2),
         ("test_is_late", 2),
+        ("test_never_ends", 2),
     ):
         assert cases.seconds(name) <= limits.grown(most), name
 
