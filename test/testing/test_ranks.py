@@ -13,11 +13,12 @@ import types
 import xml.etree.ElementTree
 
 import pytest
+import torch.distributed as dist
 
 import emulated
 from harness import ROOT, TESTS, limits
 from torchcomms_pg.env import DUMP_PREFIXES
-from torchcomms_pg.testing import checks, processes, pytest_main
+from torchcomms_pg.testing import checks, processes, pytest_main, pytest_rank
 
 # Seconds that a run of pytest may take. That of all cases waits for many processes to start.
 PYTEST_LIMIT = 200
@@ -180,6 +181,22 @@ def test_the_rank_that_failed_first_is_shown_with_values_and_the_others_with_a_l
     assert re.search(r"^>\s+assert found == 3\nE\s+assert 6 == 3$", text, re.MULTILINE), text
     assert re.search(r"- rank 1 failed first -+\nrank 0: still running, at cases.py:\d+ in", text)
     assert "said by rank 1" in cases.run.stdout
+
+
+def test_of_several_failures_the_earliest_is_shown_that_no_other_has_caused():
+    def effect_of(error):
+        served = pytest_rank._Served(connection=None, rank=0)
+        call = types.SimpleNamespace(excinfo=types.SimpleNamespace(value=error))
+        step = served.pytest_runtest_makereport(item=None, call=call)
+        next(step)
+        with pytest.raises(StopIteration) as ended:
+            step.send(types.SimpleNamespace())
+        return ended.value.value.torchcomms_pg_failed[0]
+
+    lost, own = dist.DistBackendError("the peer is gone"), AssertionError("of this rank")
+    event = pytest_main._Event
+    events = [event(0, 1.0, effect_of(lost)), event(1, 3.0, effect_of(own)), event(2, 2.0)]
+    assert pytest_main._first(events).rank == 2
 
 
 def test_a_rank_that_leaves_is_named_with_its_code_and_its_last_words(cases):
