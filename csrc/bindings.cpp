@@ -68,6 +68,7 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
   bindWork(module);
   bindLateFlights(module);
   bindLateWork(module);
+  bindLateMethods(module);
   bindOperatorGate(module);
   bindInterrupts();
   bindHooks(module);

@@ -912,19 +912,18 @@ class LateWork(_Work):
     @property
     def deliveries(self) -> list[Delivery]: ...
 
-def issue_late(
-    issue: object,
-    outputs: Sequence[torch.Tensor],
-    inputs: Sequence[torch.Tensor],
-    call: Callable[[list[torch.Tensor], list[torch.Tensor]], _Work | None],
-    batch: object,
-) -> _Work | None:
-    """Issues an operation on copies, and returns the work that ends late.
+def late_method(
+    name: str, writes: Sequence[bool], root_reads: bool | None, issued: Callable[..., object]
+) -> Callable[..., Any]:
+    """Returns a method for `Communicator` that issues asynchronous operations on copies.
 
     Args:
-        issue: has `report` and `overlaps`, as `check_async.issues.Issue` has them.
-        call: issues it, given the tensors to write and those to read.
-        batch: the operation is a part of the open batch of this object, if the thread has one.
+        name: of the method that it stands for and calls. Its arguments are given by position.
+        writes: for each of its first arguments, which are tensors or nested lists of them, whether
+            the operation writes it; otherwise it only reads it.
+        root_reads: whether the root only reads the tensor (true), or the other ranks do (false).
+            The root is the next argument. None if all ranks do the same.
+        issued: as for `show_operators`.
     """
 
 def open_late_batch(batch: object) -> None:

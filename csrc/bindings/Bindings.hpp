@@ -78,6 +78,7 @@ void bindErrors(py::module_& module);
 void bindWork(py::module_& module);
 void bindLateFlights(py::module_& module);
 void bindLateWork(py::module_& module);
+void bindLateMethods(py::module_& module);
 void bindOperatorGate(py::module_& module);
 void bindInterrupts();
 void bindHooks(py::module_& module);

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "bindings/Bindings.hpp"
@@ -127,6 +128,35 @@ at::IValue LateWork::withOutputs(const at::IValue& value) const {
   return tensors;
 }
 
+std::optional<c10::SafePyObject> showCall(const c10::SafePyObject& issued, const LateCall& call) {
+  const auto& [name, group, description, outputs, inputs, async] = call;
+  const bool covered = std::all_of(outputs.begin(), outputs.end(), hasBytes) &&
+                       std::all_of(inputs.begin(), inputs.end(), hasBytes);
+  if (!async && covered && !flights::concern(outputs) && !flights::concern(inputs)) {
+    return std::nullopt;
+  }
+  const auto& described = outputs.empty() ? inputs : outputs;
+  const auto elements = [](int64_t sum, const at::Tensor& each) { return sum + each.numel(); };
+  const py::gil_scoped_acquire gil;
+  py::object dtype = described.empty() ? py::none() : py::cast(described.front().scalar_type());
+  c10::SafePyObject issue(
+      py::handle(issued.ptr(getPyInterpreter()))(
+          name,
+          std::accumulate(described.begin(), described.end(), int64_t{0}, elements),
+          std::move(dtype),
+          group,
+          description,
+          async && covered,
+          covered)
+          .release()
+          .ptr(),
+      getPyInterpreter());
+  if (covered && !async) {
+    overlaps(issue, outputs, inputs);
+  }
+  return async && covered ? std::optional(std::move(issue)) : std::nullopt;
+}
+
 bool overlaps(
     const c10::SafePyObject& issue,
     const std::vector<at::Tensor>& outputs,
@@ -201,27 +231,6 @@ void bindLateWork(py::module_& module) {
         }
         return deliveries;
       });
-  module.def(
-      "issue_late",
-      [](py::object issue,
-         std::vector<at::Tensor> outputs,
-         std::vector<at::Tensor> inputs,
-         const py::function& call,
-         const py::object& batch) {
-        const auto called = [&](const auto& written, const auto& read) {
-          const py::gil_scoped_acquire gil;
-          return call(written, read).template cast<C10dWork>();
-        };
-        c10::SafePyObject kept(issue.release().ptr(), getPyInterpreter());
-        const void* const key = keyOf(batch);
-        const py::gil_scoped_release release;
-        return issueLate(std::move(kept), std::move(outputs), std::move(inputs), called, key);
-      },
-      py::arg("issue"),
-      py::arg("outputs"),
-      py::arg("inputs"),
-      py::arg("call"),
-      py::arg("batch"));
   module.def(
       "open_late_batch",
       [](const py::object& batch) { openBatches.try_emplace(keyOf(batch)); },

@@ -7,6 +7,8 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "bindings/LateFlights.hpp"
@@ -72,6 +74,19 @@ C10dWork issueLate(
     std::vector<at::Tensor> inputs,
     const IssueCall& call,
     const void* batch);
+
+// A call of an operation.
+struct LateCall {
+  const std::string& name;  // in reports
+  const std::string& group;
+  const std::string& description;
+  const std::vector<at::Tensor>& outputs;  // that it writes
+  const std::vector<at::Tensor>& inputs;   // that it only reads
+  bool async;
+};
+// Shows a call to `issued`, a callable of Python that makes the object for reports. Returns that
+// object if the operation is to run on copies, else nullopt: a synchronous one is at most reported.
+std::optional<c10::SafePyObject> showCall(const c10::SafePyObject& issued, const LateCall& call);
 
 // Makes the issue's object of Python report the flights whose memory an operation takes. Returns
 // whether there is such a flight.

@@ -19,7 +19,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -158,34 +157,10 @@ void issueC10d(
     appendTensors(argument(each), inputs);
   }
   const bool async = !known.async || argument(*known.async).toBool();
-  const bool covered = std::all_of(outputs.begin(), outputs.end(), hasBytes) &&
-                       std::all_of(inputs.begin(), inputs.end(), hasBytes);
-  if (!async && covered && !flights::concern(outputs) && !flights::concern(inputs)) {
-    operation.redispatchBoxed(keys, stack);
-    return;
-  }
-  const auto& described = outputs.empty() ? inputs : outputs;
-  const auto elements = [](int64_t sum, const at::Tensor& each) { return sum + each.numel(); };
-  const auto issue = [&] {
-    const py::gil_scoped_acquire gil;
-    py::object dtype = described.empty() ? py::none() : py::cast(described.front().scalar_type());
-    return c10::SafePyObject(
-        py::handle(audience.issued.ptr(getPyInterpreter()))(
-            known.name,
-            std::accumulate(described.begin(), described.end(), int64_t{0}, elements),
-            std::move(dtype),
-            group->getGroupName(),
-            group->getGroupDesc(),
-            async && covered,
-            covered)
-            .release()
-            .ptr(),
-        getPyInterpreter());
-  }();
-  if (!async || !covered) {
-    if (covered) {
-      overlaps(issue, outputs, inputs);
-    }
+  auto issue = showCall(
+      audience.issued,
+      {known.name, group->getGroupName(), group->getGroupDesc(), outputs, inputs, async});
+  if (!issue) {
     operation.redispatchBoxed(keys, stack);
     return;
   }
@@ -206,7 +181,7 @@ void issueC10d(
     operation.redispatchBoxed(keys, stack);
     return stack->back().toCustomClass<c10d::Work>();
   };
-  auto work = issueLate(issue, outputs, inputs, call, group.get());
+  auto work = issueLate(std::move(*issue), outputs, inputs, call, group.get());
   if (returned) {
     (*stack)[stack->size() - 2] = std::move(*returned);
   }

@@ -217,19 +217,24 @@ def calls_of_python(program):
     return len(calls)
 
 
-@pytest.mark.parametrize("name", ("all_reduce", "all_gather_into_tensor"))
+@pytest.mark.parametrize("name", ("all_reduce", "all_gather_into_tensor", "TorchComm"))
 def test_an_operation_and_its_wait_call_six_functions_of_python_more_than_without(name):
     def program():
-        getattr(dist, name)(*tensors, async_op=True).wait()
+        if name == "TorchComm":
+            comm.all_reduce(tensors[0], dist.ReduceOp.SUM, True).wait()
+        else:
+            getattr(dist, name)(*tensors, async_op=True).wait()
 
     def compare():
         with_check.append(calls_of_python(program))
 
+    comm = torchcomms().new_comm("shm", "cpu", "t", rank=0, size=1, store=dist.HashStore())
     tensors, with_check = [torch.ones(1000) for _ in range(1 + (name != "all_reduce"))], []
     without = calls_of_python(program)
     findings = checked(compare)
     assert findings.operations == 2 and not findings.found
     assert with_check[0] - without <= 6
+    comm.finalize()
 
 
 def test_an_operation_that_has_ended_leaves_nothing():

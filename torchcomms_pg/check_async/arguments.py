@@ -87,6 +87,9 @@ COMMUNICATOR = {
     "gather_single": ("writes", "reads"),
 }
 
+# Of these, the root alone reads the tensor (true), or the other ranks do.
+COMMUNICATOR_ROOTED = {"broadcast": True, "reduce": False}
+
 # Operators of aten that read no data of their arguments: only sizes, or where the memory is.
 _ONLY_SHAPES = {
     *(f"{kind}_like" for kind in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")),

@@ -14,11 +14,12 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchcomms_pg import _C, env, operations
+from torchcomms_pg import _C, env
 from torchcomms_pg.check_async import flights
 from torchcomms_pg.check_async.arguments import (
     C10D,
     COMMUNICATOR,
+    COMMUNICATOR_ROOTED,
     FUNCTIONAL,
     bound,
     c10d_roles,
@@ -75,7 +76,12 @@ class Checker:
             self._replace(future, name, partial(_told_in_callback, self))
         self._replace(torch._C, "_collect_all", self._collect_all)
         self._replace(dist, "_register_comm_hook", self._register_comm_hook)
-        self._replace(operations.Operations, "_native", self._native)
+        comm = _C.Communicator
+        for name, roles in COMMUNICATOR.items():
+            writes, rooted = [role == "writes" for role in roles], COMMUNICATOR_ROOTED.get(name)
+            self._set(comm, name, _C.late_method(name, writes, rooted, self._issued))
+        for name in ("enter_batch", "leave_batch", "cancel_batch"):
+            self._replace(comm, name, getattr(self, f"_{name}"))
         self._replace(torch.Tensor, "tolist", self._tolist)
         self._replace(torch, "compile", self._compile)
 
@@ -228,6 +234,20 @@ class Checker:
             late = _C.close_late_batch(group, work)
         return late
 
+    def _enter_batch(self, original: _Call, comm: Any) -> int | None:
+        joined: int | None = original(comm)
+        _C.open_late_batch(comm)
+        return joined
+
+    def _leave_batch(self, original: _Call, comm: Any, joined: int | None) -> Any:
+        work = original(comm, joined)
+        return work if joined is not None else _C.close_late_batch(comm, work)
+
+    def _cancel_batch(self, original: _Call, comm: Any, joined: int | None) -> None:
+        original(comm, joined)
+        if joined is None:
+            _C.cancel_late_batch(comm)
+
     # Futures
 
     def _get_future(self, original: _Call, work: Any) -> Any:
@@ -267,9 +287,6 @@ class Checker:
 
     # Other ways to operations and data
 
-    def _native(self, original: _Call, comm: Any, *args: Any, **kwargs: Any) -> Any:
-        return _LateComm(original(comm, *args, **kwargs), self)
-
     def _tolist(self, original: _Call, tensor: torch.Tensor) -> Any:
         if (
             _C.any_flights()
@@ -301,14 +318,17 @@ class Checker:
     def _replace(self, owner: Any, name: str, replacement: _Call) -> None:
         """Replaces a function until `stop`; `replacement` gets the original first."""
         original = getattr(owner, name)
-        self._restore.append((owner, name, vars(owner).get(name)))
 
         def replaced(*args: Any, **kwargs: Any) -> Any:
             return replacement(original, *args, **kwargs)
 
         replaced.__name__, replaced.__wrapped__ = name, original  # type: ignore[attr-defined]
         replaced.__doc__ = original.__doc__
-        setattr(owner, name, replaced)
+        self._set(owner, name, replaced)
+
+    def _set(self, owner: Any, name: str, value: Any) -> None:
+        self._restore.append((owner, name, vars(owner).get(name)))
+        setattr(owner, name, value)
 
 
 class _Mode(TorchDispatchMode):
@@ -374,66 +394,6 @@ class _Results:
                 delivery, result = self._pending.pop(flight)
                 torch.ops._c10d_functional.wait_tensor(result)
                 delivery.end_with(result)
-
-
-class _LateComm:
-    """Stands for the native communicator of a `TorchComm`, and issues its operations late."""
-
-    def __init__(self, comm: _C.Communicator, checker: Checker) -> None:
-        self._comm, self._checker = comm, checker
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._comm, name)
-        return partial(self._call, name, value) if name in COMMUNICATOR else value
-
-    def enter_batch(self) -> int | None:
-        joined = self._comm.enter_batch()
-        _C.open_late_batch(self._comm)
-        return joined
-
-    def leave_batch(self, joined: int | None) -> Any:
-        work = self._comm.leave_batch(joined)
-        if joined is not None:
-            return work
-        return _C.close_late_batch(self._comm, work)
-
-    def cancel_batch(self, joined: int | None) -> None:
-        self._comm.cancel_batch(joined)
-        if joined is None:
-            _C.cancel_late_batch(self._comm)
-
-    def _call(self, name: str, method: _Call, *args: Any) -> Any:
-        checker, roles = self._checker, COMMUNICATOR[name]
-        values = [*args]
-        ends = {"writes": [], "reads": []}  # type: dict[str, list[torch.Tensor]]
-        for position, role in enumerate(roles):
-            ends[role] += tensors_in(values[position])
-        outputs, inputs = ends["writes"], ends["reads"]
-        rest = args[len(roles) :]
-        if name == "broadcast" and rest[0] == self._comm.rank:
-            outputs, inputs = [], outputs
-        if name == "reduce" and rest[0] != self._comm.rank:
-            outputs, inputs = [], outputs
-        if name == "all_reduce" and args[0] is args[1]:
-            inputs = []
-        if not plain(outputs + inputs):
-            return method(*args)
-        issue = checker.issue(name, f"group {self._comm.name!r}", outputs or inputs, args[-2])
-        if not args[-2]:
-            issue.overlaps(outputs, inputs)
-            return method(*args)
-
-        def call(written: Sequence[torch.Tensor], read: Sequence[torch.Tensor]) -> Any:
-            copies = {
-                id(tensor): copy
-                for tensors, late in ((inputs, read), (outputs, written))
-                for tensor, copy in zip(tensors, late, strict=True)
-            }
-            for position, _ in enumerate(roles):
-                values[position] = mapped(args[position], lambda tensor: copies[id(tensor)])
-            return method(*values)
-
-        return _C.issue_late(issue, outputs, inputs, call, self._comm)
 
 
 def _told_after(checker: Checker, original: _Call, future: Any, *args: Any) -> Any:
