@@ -51,7 +51,7 @@ class Checker:
         self._not_covered: dict[str, None] = {}
         self._results = _Results()
         self._world: ProcessGroup | None = None
-        self._world_rank: int | None = None
+        self._known_rank: int | None = None
         self._futures: dict[int, list[_C.Delivery]] = {}
         self._restore: list[tuple[Any, str, Any]] = []
         self.running = False
@@ -152,13 +152,11 @@ class Checker:
         )
 
     def _rank(self) -> int:
-        world = dist.GroupMember.WORLD
-        if world is not self._world:
-            self._world, self._world_rank = world, dist.get_rank() if world else None
-        if self._world_rank is not None:
-            return self._world_rank
-        place = env.launcher_ranks()
-        return place[0] if place else 0
+        world = dist.distributed_c10d._world.default_pg
+        if self._known_rank is None or world is not self._world:
+            place = env.launcher_ranks() or (0,)
+            self._world, self._known_rank = world, dist.get_rank() if world else place[0]
+        return self._known_rank
 
     def functional(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls an operator of functional collectives on copies."""
