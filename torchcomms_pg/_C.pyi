@@ -162,7 +162,9 @@ def watch_over_monitor(patience: timedelta, ends_process: bool) -> None:
     A `patience` of 0 turns this off. `ends_process`: a stuck monitor then ends the process.
     """
 
-def set_status(folder: str, gateway: list[str], environment: list[bytes], run: str) -> None:
+def set_status(
+    folder: str, gateway: Sequence[str], environment: Sequence[str | bytes], run: str
+) -> None:
     """Sets the folder of the status's sockets, the gateway for RAS and the run's name.
 
     Each may be empty: then there is no status, no gateway, no name. `gateway`: the command that
@@ -170,7 +172,7 @@ def set_status(folder: str, gateway: list[str], environment: list[bytes], run: s
     """
 
 def set_last_words(on: bool) -> None:
-    """Sets whether SIGTERM first has this process say what it waits for."""
+    """Sets whether SIGTERM and SIGABRT first have this process say what it waits for."""
 
 def begin_wait(
     *,

@@ -105,8 +105,9 @@ def agrees(real: str, stub: str, *, or_none: bool) -> bool:
 
     pybind11 writes `object`, `list` or `Callable` where C++ says no more, and nothing for `*args`.
     It leaves out that a pointer may be null, and so takes and returns None: with `or_none` the stub
-    may say so.
+    may say so. What takes a str takes bytes, too.
     """
+    stub = stub.replace("str | bytes", "str")
     if or_none:
         stub = stub.removesuffix(" | None")
     pattern = re.escape(real).replace("object", ".*") or ".*"
