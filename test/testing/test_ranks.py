@@ -299,6 +299,9 @@ def test_errors_of_use_say_what_to_do(cases):
     assert "async def functions are not natively supported" in text and "pytest-asyncio" in text
     _, _, text = cases.outcome("test_of_no_ranks")
     assert "the fixture 'rank' needs ranks: give the test @pytest.mark.ranks(2)" in text
+    [name] = [each for each in cases.reports if each.startswith("test_whose_name_changes")]
+    _, _, text = cases.outcome(name)
+    assert "has no test of this name" in text and "give the parameters ids" in text, text
     _, _, text = cases.outcome("test_of_a_wrong_mark")
     assert "@pytest.mark.ranks('2'): wanted ranks(n, backend='torchcomms', timeout=5" in text
 

@@ -254,9 +254,9 @@ class Bench:
         """Returns why the ranks may lack a test that this session has."""
         problems = self._prepared().prepared[2]
         return problems or (
-            "The ranks collect the files of the tests anew. A plugin that is an object given to "
-            "pytest.main(), and parameters that differ from run to run, do not reach them: put the "
-            "plugin's fixtures into a conftest.py, and give the parameters ids."
+            "The ranks collect the files of the tests anew. Parameters that differ from run to run "
+            "and a plugin that is an object given to pytest.main() do not reach them: give the "
+            "parameters ids, and put the plugin's hooks into a conftest.py."
         )
 
     def _prepared(self) -> Template:

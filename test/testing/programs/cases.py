@@ -235,6 +235,12 @@ def test_of_no_ranks(rank):
     pass
 
 
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("name", ["of this process"], ids=[f"process {os.getpid()}"])
+def test_whose_name_changes(name):
+    pass
+
+
 @pytest.mark.ranks("2")
 def test_of_a_wrong_mark():
     pass
