@@ -336,6 +336,7 @@ TEST(hostsThatHaveEndedHoldUpOnlyTheFirstQuestions) {
   std::filesystem::remove_all(folder);
 }
 
+#ifndef EMULATED  // QEMU refuses a clone that shares memory and is neither a thread nor a fork
 TEST(aProgramThatIsRunApartIsNoChildAndHasNoFileOfThisProcess) {
   const auto folder = makeFolder();
   const auto file = folder + "/told";
@@ -368,6 +369,7 @@ TEST(aProgramThatCannotBeRunApartIsAnErrorThatSaysWhy) {
         std::string("cannot run /no/such/program: No such file or directory"));
   }
 }
+#endif
 
 TEST(theReportNamesTheMembersOfAGroupThatHaveNotAnsweredAndWhatTheOthersHaveIssued) {
   std::vector<ProcessStatus> processes{rankOf(0, 4, 4, false)};
