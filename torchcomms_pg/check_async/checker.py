@@ -154,8 +154,8 @@ class Checker:
     def _rank(self) -> int:
         world = dist.distributed_c10d._world.default_pg
         if self._known_rank is None or world is not self._world:
-            place = env.launcher_ranks() or (0,)
-            self._world, self._known_rank = world, dist.get_rank() if world else place[0]
+            self._world = world
+            self._known_rank = dist.get_rank() if world else (env.launcher_ranks() or (0,))[0]
         return self._known_rank
 
     def functional(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
