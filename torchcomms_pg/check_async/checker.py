@@ -126,30 +126,12 @@ class Checker:
         checked: bool,
         covered: bool,
     ) -> Issue:
-        """Counts an operation of c10d. C++ calls it at the issue of those that it checks."""
+        """Counts an operation. C++ calls it at the issue of those that it checks."""
         self._operations += checked
         if not covered:
             self._not_covered["operations on tensors of other devices, or sparse ones"] = None
         rank, place = self._rank(), place_frames(sys._getframe())
         return Issue(self._report, name, count, dtype, f"group {group}", description, rank, place)
-
-    def issue(
-        self, name: str, group: str, tensors: Sequence[torch.Tensor], checked: bool = True
-    ) -> Issue:
-        """Counts an operation that Python issues, with the tensors that its text describes."""
-        self._operations += checked
-        count = sum(each.numel() for each in tensors)
-        dtype = tensors[0].dtype if tensors else None
-        return Issue(
-            self._report,
-            name,
-            count,
-            dtype,
-            group,
-            "",
-            self._rank(),
-            place_frames(sys._getframe(1)),
-        )
 
     def _rank(self) -> int:
         world = dist.distributed_c10d._world.default_pg
@@ -175,7 +157,10 @@ class Checker:
         name = schema.name.partition("::")[2].removesuffix("_out").rstrip("_")
         group = values["group_name"]
         group = group if isinstance(group, str) else getattr(group, "group_name", "?")
-        issue = self.issue(name, f"group {group}", outputs or inputs)
+        described = outputs or inputs
+        count = sum(each.numel() for each in described)
+        dtype = described[0].dtype if described else None
+        issue = self._issued(name, count, dtype, group, "", checked=True, covered=True)
         shared = issue.overlaps(outputs, inputs)
         changed = dict(values)
         for each in (*writes, *reads):
