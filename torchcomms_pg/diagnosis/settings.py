@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from torchcomms_pg import _C, env
+from torchcomms_pg import _C, _compat, env
 from torchcomms_pg.diagnosis import compile_watch
 
 
@@ -35,7 +35,6 @@ def _gateway(folder: str) -> tuple[list[str], list[bytes]]:
         return [], []
     # -P, -S: the command imports the standard library and this package only, wherever this package
     # and the program are.
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     command = [sys.executable, "-P", "-S", "-m", "torchcomms_pg.status", "--ras", address]
-    environment = env.of_command(PYTHONPATH=package, TORCHCOMMS_PG_STATUS=folder)
+    environment = env.of_command(PYTHONPATH=str(_compat.FOLDER.parent), TORCHCOMMS_PG_STATUS=folder)
     return command, environment
