@@ -40,6 +40,8 @@ class Held {
   std::shared_ptr<T> object_;
 };
 
+using Comm = Held<Communicator>;
+
 // The same of a backend or a work. A work that outlives its communicator's Python object holds the
 // last reference to the communicator.
 template <class T>
@@ -64,8 +66,6 @@ class NoGilDestructor {
  private:
   c10::intrusive_ptr<T> object_;
 };
-
-using Comm = Held<Communicator>;
 
 // Returns the exception as a Python object, or None if the pointer is null. Needs the GIL.
 py::object pythonError(const std::exception_ptr& error);

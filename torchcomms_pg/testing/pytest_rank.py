@@ -32,7 +32,7 @@ from _pytest.runner import check_interactive_exception
 
 from torchcomms_pg.testing import zygote
 from torchcomms_pg.testing.checks import Watch
-from torchcomms_pg.testing.rank import Fresh, Setting, take_outputs
+from torchcomms_pg.testing.rank import Fresh, Setting, make_thread_pool, take_outputs
 
 # A program that has one of these words makes torch import its compiler, in seconds. The template
 # does so once, for all ranks.
@@ -156,6 +156,7 @@ def process(connection: int, stacks: int, output: int, rank: int) -> None:
         rank: the rank.
     """
     take_outputs(stacks, output)
+    make_thread_pool()
     config = _session.config
     base = getattr(config, "_tmp_path_factory", None)
     if base is not None and base._given_basetemp is not None:

@@ -252,11 +252,17 @@ def take_outputs(stacks: int, output: int) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    # torch makes its pool of threads anew in a forked process, at the first use, and no lock guards
-    # that: two first uses at once, such as by autograd's thread and by this one, end the process.
-    torch.set_num_threads(torch.get_num_threads())
     faulthandler.enable(file=stacks)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+
+
+def make_thread_pool() -> None:
+    """Makes torch's pool of threads, at the start of a forked process.
+
+    torch makes it anew at the first use, and no lock guards that: two first uses at once, such as
+    by autograd's thread and by the main one, end the process.
+    """
+    torch.set_num_threads(torch.get_num_threads())
 
 
 def process(
@@ -278,6 +284,7 @@ def process(
         delete_env: environment variables to delete.
     """
     take_outputs(stacks, output)
+    make_thread_pool()
     os.environ.update(env, RANK=str(rank))
     for name in delete_env:
         os.environ.pop(name, None)
