@@ -54,8 +54,7 @@ void flags(bool mayUseFutex) {
     }
   });
   std::printf(
-      "{\"flag\": \"%s\", \"round_trip_us\": %.4f}\n",
-      mayUseFutex ? "futex" : "spin",
+      "{\"flag\": \"%s\", \"round_trip_us\": %.4f}\n", mayUseFutex ? "futex" : "spin",
       quantile({times, times + kRounds}, 0.5));
 }
 
@@ -110,10 +109,7 @@ void copies(size_t bytes, int copiers) {
   }
   std::printf(
       "{\"copy_bytes\": %zu, \"copiers\": %d, \"shared_gb_s\": %.3f, \"vm_readv_gb_s\": %.3f}\n",
-      bytes,
-      copiers,
-      speed[0],
-      speed[1]);
+      bytes, copiers, speed[0], speed[1]);
 }
 
 }  // namespace

@@ -108,12 +108,7 @@ class Rank {
 };
 
 void measure(
-    ncclComm_t comm,
-    int rank,
-    int ranks,
-    const Case& c,
-    double seconds,
-    Shared& common,
+    ncclComm_t comm, int rank, int ranks, const Case& c, double seconds, Shared& common,
     double* times) {
   Rank subject(comm, rank, ranks, c);
   common.meeting.meet(ranks);
@@ -148,11 +143,7 @@ void measure(
   std::printf(
       "{\"op\": \"%s\", \"bytes\": %zu, \"ranks\": %d, \"median_us\": %.3f, \"p99_us\": %.3f, "
       "\"calls\": %d}\n",
-      c.op.c_str(),
-      c.bytes,
-      ranks,
-      quantile(slowest, 0.5) * 1e6,
-      quantile(slowest, 0.99) * 1e6,
+      c.op.c_str(), c.bytes, ranks, quantile(slowest, 0.5) * 1e6, quantile(slowest, 0.99) * 1e6,
       calls);
 }
 

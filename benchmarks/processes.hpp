@@ -28,12 +28,8 @@ namespace bench {
 template <class T>
 T* shared(size_t count) {
   void* memory = mmap(
-      nullptr,
-      count * sizeof(T),
-      PROT_READ | PROT_WRITE,
-      MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE,
-      -1,
-      0);
+      nullptr, count * sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE,
+      -1, 0);
   if (memory == MAP_FAILED) stop("mmap failed");
   return static_cast<T*>(memory);
 }

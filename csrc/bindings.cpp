@@ -85,25 +85,21 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
   py::class_<Backend, NoGilDestructor<Backend>, c10d::Backend> backend(module, "Backend");
 
   py::class_<GroupOptions, c10::intrusive_ptr<GroupOptions>, c10d::Backend::Options>(
-      backend,
-      "Options",
+      backend, "Options",
       "Options that ``pg_options`` of ``init_process_group`` takes for this backend; "
       "``timeout`` is how long an operation may take before the group fails.")
       .def(
           py::init([](std::chrono::milliseconds timeout, std::string name) {
             return c10::make_intrusive<GroupOptions>(timeout, std::move(name));
           }),
-          py::arg("timeout") = kBackendDefaultTimeout,
-          py::arg("name") = kBackendName)
+          py::arg("timeout") = kBackendDefaultTimeout, py::arg("name") = kBackendName)
       .def_property(
-          "nccl_library",
-          [](const GroupOptions& self) { return self.accelerator.library.path; },
+          "nccl_library", [](const GroupOptions& self) { return self.accelerator.library.path; },
           [](GroupOptions& self, std::string path) {
             self.accelerator.library.path = std::move(path);
           })
       .def_property(
-          "nccl_folder",
-          [](const GroupOptions& self) { return self.accelerator.library.folder; },
+          "nccl_folder", [](const GroupOptions& self) { return self.accelerator.library.folder; },
           [](GroupOptions& self, std::string folder) {
             self.accelerator.library.folder = std::move(folder);
           })
@@ -118,8 +114,7 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
               py::return_value_policy::reference_internal),
           [](GroupOptions& self, const NcclConfig& config) { self.accelerator.config = config; })
       .def_property(
-          "ranks_per_root",
-          [](const GroupOptions& self) { return self.accelerator.ranksPerRoot; },
+          "ranks_per_root", [](const GroupOptions& self) { return self.accelerator.ranksPerRoot; },
           [](GroupOptions& self, int ranks) { self.accelerator.ranksPerRoot = ranks; })
       .def_readwrite("blocking_wait", &GroupOptions::blockingWait)
       .def_readwrite("nan_check", &GroupOptions::nanCheck)
@@ -131,12 +126,8 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
             std::string text =
                 "Backend.Options(timeout=" + std::string(py::repr(self.attr("_timeout")));
             for (const auto* const name :
-                 {"is_high_priority_stream",
-                  "config",
-                  "blocking_wait",
-                  "nan_check",
-                  "abort_process_on_timeout_or_error",
-                  "nccl_library"}) {
+                 {"is_high_priority_stream", "config", "blocking_wait", "nan_check",
+                  "abort_process_on_timeout_or_error", "nccl_library"}) {
               text += std::string(", ") + name + "=" + std::string(py::repr(self.attr(name)));
             }
             return text + ")";
@@ -153,24 +144,18 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
 
   backend
       .def(
-          py::init([](const c10::intrusive_ptr<c10d::Store>& store,
-                      int rank,
-                      int size,
+          py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                       const c10::intrusive_ptr<GroupOptions>& options) {
             auto own = c10::make_intrusive<GroupOptions>(*options);
             own->connectGloo = glooConnector(own->group_name, own->timeout);
             return makeBackend(store, rank, size, std::move(own));
           }),
-          py::arg("store"),
-          py::arg("rank"),
-          py::arg("size"),
-          py::arg("options"))
+          py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"))
       .def(
           py::init([](const Comm& communicator, c10::intrusive_ptr<GroupOptions> options) {
             return makeBackend(communicator.shared(), std::move(options));
           }),
-          py::arg("communicator"),
-          py::arg("options"))
+          py::arg("communicator"), py::arg("options"))
       .def_property_readonly(
           "options",
           [](Backend& self) {
@@ -181,8 +166,7 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
           [](Backend& self, const at::Device& device) {
             return std::make_unique<Comm>(self.communicator("get_comm", device));
           },
-          py::arg("device"),
-          NoGil())
+          py::arg("device"), NoGil())
       .def("get_error", &Backend::getError)  // torch binds this and the next from 2.14 on
       .def("_add_ephemeral_timeout", &Backend::addEphemeralTimeout, py::arg("timeout"))
       .def("_enable_collectives_timing", &Backend::enableCollectivesTiming, NoGil())

@@ -43,9 +43,7 @@ PeerRegistry& peerRegistry() {
 }  // namespace
 
 Backend::Backend(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    int rank,
-    int size,
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
     c10::intrusive_ptr<GroupOptions> options)
     : latest::Backend(rank, size),
       options_(std::move(options)),
@@ -59,15 +57,9 @@ Backend::Backend(
   observed_ = ProcessObserver::get().hold(static_cast<int>(globalRanks()[rank]));
   std::vector<Peer> peers;
   keep(connectHosts(
-      {store,
-       rank,
-       size,
-       describeGroup(*options_),
-       members_,
-       options_->timeout,
+      {store, rank, size, describeGroup(*options_), members_, options_->timeout,
        peersOfOtherGroups()},
-      options_->connectGloo,
-      &peers));
+      options_->connectGloo, &peers));
   cpu()->failureState().setEndsProcess(options_->ends(cpu()->device()));
   peers_ = std::move(peers);
   start();
@@ -76,10 +68,7 @@ Backend::Backend(
 }
 
 Backend::Backend(
-    c10::intrusive_ptr<c10d::Store> store,
-    const std::vector<CommPtr>& comms,
-    int rank,
-    int size,
+    c10::intrusive_ptr<c10d::Store> store, const std::vector<CommPtr>& comms, int rank, int size,
     c10::intrusive_ptr<GroupOptions> options)
     : latest::Backend(rank, size),
       options_(std::move(options)),
@@ -219,10 +208,7 @@ void Backend::logOptions() const {
 void Backend::prepare(const char* what) const {
   process_.check(options_->group_name);
   TORCH_CHECK(
-      store_ == nullptr || cpu() != nullptr,
-      what,
-      ": group '",
-      options_->group_name,
+      store_ == nullptr || cpu() != nullptr, what, ": group '", options_->group_name,
       "' has no members yet, as it was created with enable_reconfigure; call reconfigure first");
   if (C10_UNLIKELY(!recorded_.load(std::memory_order_acquire))) {
     std::call_once(recording_, [this] {
@@ -233,9 +219,7 @@ void Backend::prepare(const char* what) const {
     });
   }
   TORCH_CHECK(
-      !detached_.load(std::memory_order_relaxed),
-      "group '",
-      options_->group_name,
+      !detached_.load(std::memory_order_relaxed), "group '", options_->group_name,
       "' has been shut down; create a new one");
 }
 
@@ -255,10 +239,7 @@ Backend::CommPtr Backend::cpuCommunicator(const char* what) const {
   prepare(what);
   auto comm = cpu();
   TORCH_CHECK(
-      comm != nullptr,
-      what,
-      ": group '",
-      options_->group_name,
+      comm != nullptr, what, ": group '", options_->group_name,
       "' was made of a communicator for tensors of another device than the CPU; move the tensor "
       "there");
   return comm;
@@ -321,14 +302,8 @@ Backend::CommPtr Backend::communicator(
   }
   TORCH_CHECK(!closed_.load(), what, ": group '", options_->group_name, "' has been shut down");
   TORCH_CHECK_VALUE(
-      store_ != nullptr,
-      what,
-      ": the tensor is on ",
-      device,
-      ", and the communicator that group '",
-      options_->group_name,
-      "' was made of serves ",
-      communicators().front()->device(),
+      store_ != nullptr, what, ": the tensor is on ", device, ", and the communicator that group '",
+      options_->group_name, "' was made of serves ", communicators().front()->device(),
       "; move the tensor there");
   return newCommunicator(device, peer, before);
 }
@@ -470,9 +445,7 @@ int64_t Backend::commPtr() {
   prepare("comm_ptr");
   const auto comm = accelerator();
   TORCH_CHECK(
-      comm != nullptr,
-      "comm_ptr: group '",
-      options_->group_name,
+      comm != nullptr, "comm_ptr: group '", options_->group_name,
       "' has no communicator of the current accelerator yet; run one operation of the group on a "
       "tensor of the device, or pass device_id to init_process_group");
   return reinterpret_cast<int64_t>(comm->joining().handle());

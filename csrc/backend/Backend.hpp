@@ -36,9 +36,7 @@ class Backend final : public latest::Backend {
   // Joins the ranks of the group; collective. Raises CommError if not all ranks arrive within the
   // timeout of `options`. With `options->enable_reconfigure` no rank joins before reconfigure().
   Backend(
-      const c10::intrusive_ptr<c10d::Store>& store,
-      int rank,
-      int size,
+      const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
       c10::intrusive_ptr<GroupOptions> options);
   // Wraps a communicator that a caller owns and ends; shutdown() of the group does not end it. A
   // communicator has one such group at a time.
@@ -63,39 +61,31 @@ class Backend final : public latest::Backend {
       TensorList& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
   WorkPtr reduce(TensorList& tensors, const c10d::ReduceOptions& opts) override;
   WorkPtr allgather(
-      std::vector<TensorList>& outputs,
-      TensorList& inputs,
+      std::vector<TensorList>& outputs, TensorList& inputs,
       const c10d::AllgatherOptions& opts) override;
   WorkPtr all_gather_single(
       at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override;
   WorkPtr allgather_coalesced(
-      std::vector<TensorList>& outputs,
-      TensorList& inputs,
+      std::vector<TensorList>& outputs, TensorList& inputs,
       const c10d::AllgatherOptions& opts) override;
   WorkPtr all_gather_single_coalesced(
       TensorList& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) override;
   WorkPtr gather(
-      std::vector<TensorList>& outputs,
-      TensorList& inputs,
+      std::vector<TensorList>& outputs, TensorList& inputs,
       const c10d::GatherOptions& opts) override;
   WorkPtr scatter(
-      TensorList& outputs,
-      std::vector<TensorList>& inputs,
+      TensorList& outputs, std::vector<TensorList>& inputs,
       const c10d::ScatterOptions& opts) override;
   WorkPtr reduce_scatter(
-      TensorList& outputs,
-      std::vector<TensorList>& inputs,
+      TensorList& outputs, std::vector<TensorList>& inputs,
       const c10d::ReduceScatterOptions& opts) override;
   WorkPtr reduce_scatter_single(
       at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override;
   WorkPtr reduce_scatter_single_coalesced(
       TensorList& outputs, TensorList& inputs, const c10d::ReduceScatterOptions& opts) override;
   WorkPtr all_to_all_single(
-      at::Tensor& output,
-      at::Tensor& input,
-      std::vector<int64_t>& outputSplits,
-      std::vector<int64_t>& inputSplits,
-      const c10d::AllToAllOptions& opts) override;
+      at::Tensor& output, at::Tensor& input, std::vector<int64_t>& outputSplits,
+      std::vector<int64_t>& inputSplits, const c10d::AllToAllOptions& opts) override;
   WorkPtr alltoall(
       TensorList& outputs, TensorList& inputs, const c10d::AllToAllOptions& opts) override;
   WorkPtr barrier(const c10d::BarrierOptions& opts) override;
@@ -111,17 +101,14 @@ class Backend final : public latest::Backend {
 
   // Groups (Split.cpp) and lifecycle (Backend.cpp).
   c10::intrusive_ptr<c10d::Backend> split(
-      const c10::intrusive_ptr<c10d::Store>& store,
-      const std::vector<int>& ranks,
+      const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
       const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
   c10::intrusive_ptr<c10d::Backend> shrink(
-      const std::vector<int64_t>& excluded,
-      int flags,
+      const std::vector<int64_t>& excluded, int flags,
       const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
   c10::intrusive_ptr<c10d::Backend> merge(
       const c10::intrusive_ptr<c10d::Store>& store,
-      const c10::intrusive_ptr<c10d::Backend::Options>& opts,
-      const int& rank,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts, const int& rank,
       const int& size) override;
   uint64_t splitCount() const { return splits_; }
 
@@ -187,10 +174,7 @@ class Backend final : public latest::Backend {
  private:
   // Makes a shrunk group from communicators that shrink() has made.
   Backend(
-      c10::intrusive_ptr<c10d::Store> store,
-      const std::vector<CommPtr>& comms,
-      int rank,
-      int size,
+      c10::intrusive_ptr<c10d::Store> store, const std::vector<CommPtr>& comms, int rank, int size,
       c10::intrusive_ptr<GroupOptions> options);
 
   void start();

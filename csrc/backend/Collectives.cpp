@@ -25,24 +25,14 @@ Communicator::Options options(const Opts& opts) {
 template <class List>
 auto& single(const char* what, const char* argument, List& list) {
   TORCH_CHECK_VALUE(
-      list.size() == 1,
-      what,
-      ": ",
-      argument,
-      " has ",
-      list.size(),
+      list.size() == 1, what, ": ", argument, " has ", list.size(),
       " entries, wanted one: a process drives one device of a group");
   return list.front();
 }
 
 void sameLength(const char* what, size_t outputs, size_t inputs) {
   TORCH_CHECK_VALUE(
-      outputs == inputs && outputs > 0,
-      what,
-      ": ",
-      outputs,
-      " outputs and ",
-      inputs,
+      outputs == inputs && outputs > 0, what, ": ", outputs, " outputs and ", inputs,
       " inputs were given, wanted as many of one as of the other, and at least one");
 }
 
@@ -162,11 +152,8 @@ Backend::WorkPtr Backend::allgather_coalesced(
     std::vector<TensorList>& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) {
   // Fills outputs[rank][i] with inputs[i] of that rank, as Gloo does.
   TORCH_CHECK_VALUE(
-      outputs.size() == static_cast<size_t>(getSize()),
-      "all_gather_coalesced: output lists for ",
-      outputs.size(),
-      " ranks were given, wanted ",
-      getSize());
+      outputs.size() == static_cast<size_t>(getSize()), "all_gather_coalesced: output lists for ",
+      outputs.size(), " ranks were given, wanted ", getSize());
   for (const auto& list : outputs) {
     sameLength("all_gather_coalesced", list.size(), inputs.size());
   }
@@ -262,11 +249,8 @@ Backend::WorkPtr Backend::reduce_scatter_single_coalesced(
 }
 
 Backend::WorkPtr Backend::all_to_all_single(
-    at::Tensor& output,
-    at::Tensor& input,
-    std::vector<int64_t>& outputSplits,
-    std::vector<int64_t>& inputSplits,
-    const c10d::AllToAllOptions& opts) {
+    at::Tensor& output, at::Tensor& input, std::vector<int64_t>& outputSplits,
+    std::vector<int64_t>& inputSplits, const c10d::AllToAllOptions& opts) {
   const auto comm = route("all_to_all_single", input);
   return issue(comm, opts.asyncOp, [&] {
     return collectives::allToAllSingle(
@@ -301,9 +285,7 @@ std::optional<at::Device> Backend::barrierDevice(const c10d::BarrierOptions& opt
     return opts.device ? opts.device : c10::impl::VirtualGuardImpl(*type).getDevice();
   }
   TORCH_CHECK_VALUE(
-      opts.device_ids.size() == 1,
-      "barrier: device_ids names ",
-      opts.device_ids.size(),
+      opts.device_ids.size() == 1, "barrier: device_ids names ", opts.device_ids.size(),
       " devices, wanted one, that of this rank");
   return at::Device(*type, static_cast<at::DeviceIndex>(opts.device_ids.front()));
 }

@@ -45,11 +45,9 @@ void Backend::registerOnCompletionHook(
   auto shared = std::make_shared<const std::function<void(std::shared_ptr<c10d::WorkInfo>)>>(hook);
   LockGuard lock(hooksMutex_);
   TORCH_CHECK_WITH(
-      DistBackendError,
-      completionHooks_ == nullptr,
+      DistBackendError, completionHooks_ == nullptr,
       "register_on_completion_hook: OnCompletion hook already registered with group '",
-      options_->group_name,
-      "', which takes one");
+      options_->group_name, "', which takes one");
   auto thread = std::make_shared<WorkerStream>("tcpg_hooks");
   thread->start();
   onCompletionHook_ = std::move(hook);  // hasHooks() reads it

@@ -13,18 +13,14 @@ std::vector<Backend::CommPtr> Backend::accelerators(const char* what) const {
     found = accelerators_;
   }
   TORCH_CHECK(
-      !found.empty(),
-      what,
-      ": group '",
-      options_->group_name,
+      !found.empty(), what, ": group '", options_->group_name,
       "' has no connections for an accelerator, and so no memory there; run one of its operations "
       "first, or pass device_id to init_process_group");
   return found;
 }
 
 void Backend::registerPool(
-    Registrations::Pool pool,
-    const std::map<int, std::vector<PoolSegment>>& segments,
+    Registrations::Pool pool, const std::map<int, std::vector<PoolSegment>>& segments,
     bool symmetric) {
   const auto type = at::getAccelerator(/*checked=*/true).value();
   for (const auto& [index, ofDevice] : segments) {
@@ -39,13 +35,8 @@ void Backend::deregisterPool(Registrations::Pool pool) {
     known |= ops::deregisterMemory(*comm, pool);
   }
   TORCH_CHECK_VALUE(
-      known,
-      "deregister_mem_pool: pool (",
-      pool.first,
-      ", ",
-      pool.second,
-      ") is not registered with group '",
-      options_->group_name,
+      known, "deregister_mem_pool: pool (", pool.first, ", ", pool.second,
+      ") is not registered with group '", options_->group_name,
       "'; pass one that register_mem_pool has got");
 }
 

@@ -32,8 +32,7 @@ Handle parse(const std::string& text) {
   rest >> handle.rank >> colon >> handle.identity;
   TORCH_CHECK_VALUE(
       text.compare(0, prefix.size(), prefix) == 0 && rest && colon == ':' && rest.eof(),
-      "reconfigure: '",
-      text,
+      "reconfigure: '", text,
       "' is not a handle; handles has for each member what get_reconfigure_handle returned there");
   return handle;
 }
@@ -55,9 +54,7 @@ std::vector<Handle> order(const latest::ReconfigureOptions& opts) {
   std::sort(sorted.begin(), sorted.end());
   const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
   TORCH_CHECK_VALUE(
-      twice == sorted.end(),
-      "reconfigure: handles has '",
-      twice == sorted.end() ? "" : twice->text,
+      twice == sorted.end(), "reconfigure: handles has '", twice == sorted.end() ? "" : twice->text,
       "' twice, wanted each member once");
   return std::holds_alternative<std::vector<latest::ReconfigureHandle>>(opts.handles) ? handles
                                                                                       : sorted;
@@ -76,10 +73,7 @@ std::string rendezvousOf(int64_t uuid, const std::vector<Handle>& handles) {
 }
 
 Failure notAllCame(
-    Failure failure,
-    int64_t uuid,
-    const std::string& group,
-    const std::vector<Handle>& handles,
+    Failure failure, int64_t uuid, const std::string& group, const std::vector<Handle>& handles,
     Milliseconds timeout) {
   std::string who;
   for (const int rank : failure.ranks) {
@@ -106,9 +100,7 @@ std::string Backend::newHandle(int rank) {
 
 latest::ReconfigureHandle Backend::get_reconfigure_handle() const {
   TORCH_CHECK(
-      supportsReconfigure(),
-      "get_reconfigure_handle: group '",
-      options_->group_name,
+      supportsReconfigure(), "get_reconfigure_handle: group '", options_->group_name,
       "' is that of a TorchComm, which has the members it was made with; make a new one");
   return handle_;
 }
@@ -122,9 +114,7 @@ Backend::WorkPtr Backend::reconfigure(const latest::ReconfigureOptions& opts) {
   const auto place = std::find_if(
       handles.begin(), handles.end(), [&](const Handle& handle) { return handle.text == own; });
   TORCH_CHECK_VALUE(
-      place != handles.end(),
-      "reconfigure: this member's handle '",
-      own,
+      place != handles.end(), "reconfigure: this member's handle '", own,
       "' is not among handles; only members of the new group call it");
 
   const LongLock::Held reconfiguring(
@@ -134,9 +124,7 @@ Backend::WorkPtr Backend::reconfigure(const latest::ReconfigureOptions& opts) {
       },
       [] {});
   TORCH_CHECK_VALUE(
-      uuids_.insert(opts.uuid).second,
-      "reconfigure: uuid ",
-      opts.uuid,
+      uuids_.insert(opts.uuid).second, "reconfigure: uuid ", opts.uuid,
       " was used before, wanted a new one for every call, also after one that failed");
   const int rank = static_cast<int>(place - handles.begin());
   const int size = static_cast<int>(handles.size());

@@ -42,22 +42,15 @@ Backend::WorkPtr Backend::allreduce_sparse(
   TORCH_CHECK_VALUE(tensors.size() == 1, kWhat, ": got ", tensors.size(), " tensors, wanted one");
   auto& tensor = tensors.front();
   TORCH_CHECK_VALUE(
-      tensor.layout() == at::kSparse,
-      kWhat,
-      ": tensor has layout ",
-      tensor.layout(),
+      tensor.layout() == at::kSparse, kWhat, ": tensor has layout ", tensor.layout(),
       ", wanted sparse COO");
   TORCH_CHECK_VALUE(
-      opts.reduceOp == c10d::ReduceOp::SUM,
-      kWhat,
-      ": reduce op ",
-      torchcomms_pg::name(opts.reduceOp),
-      " is not supported, wanted SUM");
+      opts.reduceOp == c10d::ReduceOp::SUM, kWhat, ": reduce op ",
+      torchcomms_pg::name(opts.reduceOp), " is not supported, wanted SUM");
   const auto held = route(kWhat, tensor);
   auto& comm = *held;
   TORCH_CHECK(
-      !comm.batches().open(),
-      kWhat,
+      !comm.batches().open(), kWhat,
       ": it takes several operations, each of which needs the one before, and a batch launches "
       "nothing before its end; call it outside of the coalescing context");
   Communicator::Options options;
@@ -80,15 +73,9 @@ Backend::WorkPtr Backend::allreduce_sparse(
   const auto counts = shapes.select(1, last);
   for (int rank = 0; rank < comm.size(); ++rank) {
     TORCH_CHECK_VALUE(
-        shapes[rank].narrow(0, 0, last).equal(shapes[comm.rank()].narrow(0, 0, last)),
-        kWhat,
-        ": rank ",
-        rank,
-        " has a tensor of another shape or number of sparse dimensions than rank ",
-        comm.rank(),
-        " (shape ",
-        tensor.sizes(),
-        ")");
+        shapes[rank].narrow(0, 0, last).equal(shapes[comm.rank()].narrow(0, 0, last)), kWhat,
+        ": rank ", rank, " has a tensor of another shape or number of sparse dimensions than rank ",
+        comm.rank(), " (shape ", tensor.sizes(), ")");
   }
   const auto longest = counts.max().item<int64_t>();
   const auto allIndices = gatherRows(comm, padded(indices, longest), options);
@@ -101,9 +88,7 @@ Backend::WorkPtr Backend::allreduce_sparse(
     partValues.push_back(allValues[rank].narrow(0, 0, count));
   }
   const auto sum = at::sparse_coo_tensor(
-                       at::cat(partIndices).t().contiguous(),
-                       at::cat(partValues),
-                       tensor.sizes(),
+                       at::cat(partIndices).t().contiguous(), at::cat(partValues), tensor.sizes(),
                        tensor.options())
                        .coalesce();
   tensor.copy_(sum);

@@ -18,8 +18,7 @@ c10::intrusive_ptr<GroupOptions> Backend::childOptions(
     return options;
   }
   TORCH_CHECK_TYPE(
-      ours != nullptr,
-      what,
+      ours != nullptr, what,
       ": the options are not torchcomms_pg.Backend.Options; make them with "
       "torchcomms_pg.Backend.Options()");
   auto options = c10::make_intrusive<GroupOptions>(*ours);
@@ -58,19 +57,15 @@ void Backend::noteChild(const GroupOptions& options) {
 }
 
 c10::intrusive_ptr<c10d::Backend> Backend::split(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   auto options = childOptions(opts, "split");
   options->global_ranks_in_group.clear();
   const auto global = globalRanks();
   for (const int rank : ranks) {
     TORCH_CHECK_VALUE(
-        rank >= 0 && rank < getSize(),
-        "split: rank ",
-        rank,
-        " is not a rank of this group, wanted 0 to ",
-        getSize() - 1);
+        rank >= 0 && rank < getSize(), "split: rank ", rank,
+        " is not a rank of this group, wanted 0 to ", getSize() - 1);
     options->global_ranks_in_group.push_back(static_cast<uint64_t>(global[rank]));
   }
   ++splits_;
@@ -91,8 +86,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(
 }
 
 c10::intrusive_ptr<c10d::Backend> Backend::shrink(
-    const std::vector<int64_t>& excluded,
-    int flags,
+    const std::vector<int64_t>& excluded, int flags,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   auto options = childOptions(opts, "shrink");
   const auto global = globalRanks();
@@ -126,9 +120,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::shrink(
 
 c10::intrusive_ptr<c10d::Backend> Backend::merge(
     const c10::intrusive_ptr<c10d::Store>& store,
-    const c10::intrusive_ptr<c10d::Backend::Options>& opts,
-    const int& rank,
-    const int& size) {
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts, const int& rank, const int& size) {
   auto options = childOptions(opts, "merge");
   if (options->global_ranks_in_group.size() != static_cast<size_t>(size)) {
     options->global_ranks_in_group.clear();  // the list is the smaller group's

@@ -21,10 +21,7 @@ class GroupWindow final : public latest::Window {
   void tensor_deregister() override { window_->deregister(); }
 
   c10::intrusive_ptr<c10d::Work> put(
-      const at::Tensor& tensor,
-      int64_t destination,
-      int64_t offset,
-      bool async,
+      const at::Tensor& tensor, int64_t destination, int64_t offset, bool async,
       const latest::PutOptions& opts) override {
     return given(window_->put(tensor, destination, offset, options(async, opts)), OpKind::put);
   }

@@ -124,10 +124,7 @@ class Window : public torch::CustomClassHolder {
   virtual void tensor_register(const at::Tensor& tensor, bool owning) = 0;
   virtual void tensor_deregister() = 0;
   virtual WorkPtr put(
-      const at::Tensor& tensor,
-      int64_t destination,
-      int64_t offset,
-      bool async,
+      const at::Tensor& tensor, int64_t destination, int64_t offset, bool async,
       const PutOptions& opts) = 0;
   virtual WorkPtr signal(int64_t peer, bool async, const SignalOptions& opts) = 0;
   virtual WorkPtr wait_signal(int64_t peer, bool async, const WaitSignalOptions& opts) = 0;
@@ -191,16 +188,10 @@ class Backend : public ::c10d::Backend {
     return reduce_scatter_single_coalesced(outputs, inputs, opts);
   }
   virtual WorkPtr all_to_all_single(
-      at::Tensor& output,
-      at::Tensor& input,
-      Splits& outputSplits,
-      Splits& inputSplits,
+      at::Tensor& output, at::Tensor& input, Splits& outputSplits, Splits& inputSplits,
       const ::c10d::AllToAllOptions& opts) = 0;
   WorkPtr alltoall_base(
-      at::Tensor& output,
-      at::Tensor& input,
-      Splits& outputSplits,
-      Splits& inputSplits,
+      at::Tensor& output, at::Tensor& input, Splits& outputSplits, Splits& inputSplits,
       const ::c10d::AllToAllOptions& opts) final {
     return all_to_all_single(output, input, outputSplits, inputSplits, opts);
   }
@@ -239,10 +230,8 @@ inline constexpr bool kGroupsHaveHooks = TORCHCOMMS_PG_TORCH_AT_LEAST(14);
 // Makes c10d call the hooks from the group's next operation on. `id` must differ from the ids of
 // other hooks. Does nothing without kGroupsHaveHooks.
 inline void registerHooks(
-    [[maybe_unused]] c10d::ProcessGroup& group,
-    [[maybe_unused]] int64_t id,
-    [[maybe_unused]] latest::PreHook pre,
-    [[maybe_unused]] latest::PostHook post) {
+    [[maybe_unused]] c10d::ProcessGroup& group, [[maybe_unused]] int64_t id,
+    [[maybe_unused]] latest::PreHook pre, [[maybe_unused]] latest::PostHook post) {
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(14)
   group.registerPreHook(id, std::move(pre));
   group.registerPostHook(id, std::move(post));
@@ -269,8 +258,7 @@ inline latest::HookOpName familyOf(latest::HookOpName name) {
 // Makes the backend call `hook`, with the work's key, whenever a work has completed. Returns false
 // if the backend has no such hooks; no backend has them up to torch 2.14.
 inline bool registerCompletionHook(
-    [[maybe_unused]] c10d::Backend& backend,
-    [[maybe_unused]] int64_t id,
+    [[maybe_unused]] c10d::Backend& backend, [[maybe_unused]] int64_t id,
     [[maybe_unused]] latest::CompletionHook hook) {
 #if TORCHCOMMS_PG_TORCH_AT_LEAST(15)
   if (backend.supportsCompletionHooks()) {

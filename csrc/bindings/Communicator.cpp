@@ -19,12 +19,8 @@ using Timeout = std::optional<Milliseconds>;
 using Result = c10::intrusive_ptr<c10d::Work>;
 
 std::unique_ptr<Comm> split(
-    Comm& self,
-    const std::vector<int>& ranks,
-    const std::string& name,
-    Timeout timeout,
-    const std::optional<NcclConfig>& config,
-    bool named) {
+    Comm& self, const std::vector<int>& ranks, const std::string& name, Timeout timeout,
+    const std::optional<NcclConfig>& config, bool named) {
   Group group;
   group.name = name;
   group.description = self->group().description;
@@ -52,8 +48,7 @@ void bindLife(py::class_<Comm>& comm) {
       .def_property_readonly(
           "library_version", [](Comm& self) { return versionText(self->libraryVersion()); })
       .def_property(
-          "timeout",
-          [](Comm& self) { return self->timeout(); },
+          "timeout", [](Comm& self) { return self->timeout(); },
           [](Comm& self, Milliseconds timeout) { self->setTimeout(timeout); })
       .def_property_readonly(
           "failed", [](Comm& self) { return self->failureState().get() != nullptr; })
@@ -62,18 +57,11 @@ void bindLife(py::class_<Comm>& comm) {
       .def_property_readonly("splits", [](Comm& self) { return self->splits(); })
       .def("enable_timing", [](Comm& self) { self->enableTiming(); })
       .def(
-          "split",
-          &split,
-          py::arg("ranks"),
-          py::arg("name"),
-          py::arg("timeout"),
-          py::arg("config"),
-          py::arg("named"),
-          NoGil())
+          "split", &split, py::arg("ranks"), py::arg("name"), py::arg("timeout"), py::arg("config"),
+          py::arg("named"), NoGil())
       .def(
           "comm_ptr",
-          [](Comm& self) { return reinterpret_cast<int64_t>(self->joining().handle()); },
-          NoGil())
+          [](Comm& self) { return reinterpret_cast<int64_t>(self->joining().handle()); }, NoGil())
       .def(
           "enter_batch", [](Comm& self) { return self->batches().enter(); }, NoGil())
       .def(
@@ -81,39 +69,30 @@ void bindLife(py::class_<Comm>& comm) {
           [](Comm& self, std::optional<size_t> joined) -> Result {
             return self->batches().leave(joined);
           },
-          py::arg("joined"),
-          NoGil())
+          py::arg("joined"), NoGil())
       .def(
           "cancel_batch",
           [](Comm& self, std::optional<size_t> joined) { self->batches().cancel(joined); },
-          py::arg("joined"),
-          NoGil())
+          py::arg("joined"), NoGil())
       .def_property_readonly("in_batch", [](Comm& self) { return self->batches().open(); })
       .def(
-          "abort",
-          [](Comm& self, const std::string& why) { self->failureState().abort(why); },
-          py::arg("why"),
-          NoGil())
+          "abort", [](Comm& self, const std::string& why) { self->failureState().abort(why); },
+          py::arg("why"), NoGil())
       .def("close", [](Comm& self) { self->close(); }, NoGil());
 }
 
 // Binds an operation as a method that takes the arguments `names`, then async_op and timeout.
 template <class... Args, class... Names>
 void bindOperation(
-    py::class_<Comm>& comm,
-    const char* name,
-    WorkPtr (*operation)(Communicator&, const collectives::Options&, Args...),
-    Names... names) {
+    py::class_<Comm>& comm, const char* name,
+    WorkPtr (*operation)(Communicator&, const collectives::Options&, Args...), Names... names) {
   static_assert(sizeof...(Args) == sizeof...(Names));
   comm.def(
       name,
       [operation](Comm& self, Args... args, bool async, Timeout timeout) -> Result {
         return operation(*self, {.async = async, .timeout = timeout}, args...);
       },
-      py::arg(names)...,
-      py::arg("async_op"),
-      py::arg("timeout"),
-      NoGil());
+      py::arg(names)..., py::arg("async_op"), py::arg("timeout"), NoGil());
 }
 
 void bindOperations(py::class_<Comm>& comm) {
@@ -128,13 +107,8 @@ void bindOperations(py::class_<Comm>& comm) {
   bindOperation(
       comm, "reduce_scatter_single", collectives::reduceScatterSingle, "output", "input", "op");
   bindOperation(
-      comm,
-      "all_to_all_single",
-      collectives::allToAllSingle,
-      "output",
-      "input",
-      "output_split_sizes",
-      "input_split_sizes");
+      comm, "all_to_all_single", collectives::allToAllSingle, "output", "input",
+      "output_split_sizes", "input_split_sizes");
   bindOperation(comm, "all_to_all", collectives::allToAll, "outputs", "inputs");
   bindOperation(comm, "barrier", collectives::barrier);
   bindOperation(comm, "scatter", collectives::scatter, "output", "inputs", "root");
@@ -157,8 +131,7 @@ void bindLateness(py::module_& module, py::class_<Comm>& comm) {
       [](Comm& self, const char* operation) {
         return DiagnosisClient::of(self->observer()).lateness().ask(operation);
       },
-      py::arg("operation"),
-      NoGil());
+      py::arg("operation"), NoGil());
 }
 
 }  // namespace

@@ -19,11 +19,7 @@ namespace {
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 RendezvousInfo rendezvousInfo(
-    const StorePtr& store,
-    int rank,
-    int size,
-    const std::string& name,
-    const char* backend,
+    const StorePtr& store, int rank, int size, const std::string& name, const char* backend,
     Milliseconds timeout) {
   RendezvousInfo info{store, rank, size, {}, name + "/" + std::to_string(size), timeout};
   info.group.name = name;
@@ -39,13 +35,8 @@ std::unique_ptr<Comm> own(std::shared_ptr<Communicator> comm, bool endsProcess) 
 }
 
 std::unique_ptr<Comm> newHost(
-    const StorePtr& store,
-    int rank,
-    int size,
-    const std::string& name,
-    Milliseconds timeout,
-    bool endsProcess,
-    bool gloo) {
+    const StorePtr& store, int rank, int size, const std::string& name, Milliseconds timeout,
+    bool endsProcess, bool gloo) {
   const auto info = rendezvousInfo(store, rank, size, name, gloo ? "gloo" : "shm", timeout);
   auto comm = gloo ? connectThroughGloo(info, glooConnector(name, timeout))
                    : connectHosts(info, /*gloo=*/nullptr);
@@ -53,19 +44,9 @@ std::unique_ptr<Comm> newHost(
 }
 
 std::unique_ptr<Comm> newAccelerator(
-    const StorePtr& store,
-    int rank,
-    int size,
-    const std::string& name,
-    Milliseconds timeout,
-    bool endsProcess,
-    const at::Device& device,
-    const std::string& path,
-    const std::string& folder,
-    bool highPriority,
-    const NcclConfig& config,
-    bool named,
-    int ranksPerRoot) {
+    const StorePtr& store, int rank, int size, const std::string& name, Milliseconds timeout,
+    bool endsProcess, const at::Device& device, const std::string& path, const std::string& folder,
+    bool highPriority, const NcclConfig& config, bool named, int ranksPerRoot) {
   const auto info = rendezvousInfo(store, rank, size, name, "nccl", timeout);
   const AcceleratorOptions options{
       .library = {.path = path, .folder = folder},
@@ -84,11 +65,7 @@ ConnectGloo glooConnector(const std::string& name, Milliseconds timeout) {
     try {
       return py::module_::import("torchcomms_pg.gloo_connections")
           .attr("connect")(
-              store,
-              StorePtr(c10::make_intrusive<AddressStore>(store, size)),
-              rank,
-              size,
-              timeout,
+              store, StorePtr(c10::make_intrusive<AddressStore>(store, size)), rank, size, timeout,
               acrossHosts)
           .cast<gloo::Connections>();
     } catch (const py::error_already_set& error) {
@@ -110,44 +87,22 @@ ConnectGloo glooConnector(const std::string& name, Milliseconds timeout) {
 void bindCreation(py::module_& module) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
   module.def(
-      "keep_store",
-      [](StorePtr store) { neverDestroyed<StorePtr>(std::move(store)); },
+      "keep_store", [](StorePtr store) { neverDestroyed<StorePtr>(std::move(store)); },
       py::arg("store"));
   module.def(
-      "new_host_communicator",
-      &newHost,
-      py::arg("store"),
-      py::arg("rank"),
-      py::arg("size"),
-      py::arg("name"),
-      py::arg("timeout"),
-      py::arg("ends_process"),
-      py::arg("gloo"),
-      NoGil());
+      "new_host_communicator", &newHost, py::arg("store"), py::arg("rank"), py::arg("size"),
+      py::arg("name"), py::arg("timeout"), py::arg("ends_process"), py::arg("gloo"), NoGil());
   module.def(
-      "new_accelerator_communicator",
-      &newAccelerator,
-      py::arg("store"),
-      py::arg("rank"),
-      py::arg("size"),
-      py::arg("name"),
-      py::arg("timeout"),
-      py::arg("ends_process"),
-      py::arg("device"),
-      py::arg("nccl_library"),
-      py::arg("nccl_folder"),
-      py::arg("high_priority"),
-      py::arg("config"),
-      py::arg("named"),
-      py::arg("ranks_per_root"),
-      NoGil());
+      "new_accelerator_communicator", &newAccelerator, py::arg("store"), py::arg("rank"),
+      py::arg("size"), py::arg("name"), py::arg("timeout"), py::arg("ends_process"),
+      py::arg("device"), py::arg("nccl_library"), py::arg("nccl_folder"), py::arg("high_priority"),
+      py::arg("config"), py::arg("named"), py::arg("ranks_per_root"), NoGil());
   module.def(
       "use_host_streams",
       [](const std::string& type, const std::string& library) {
         useHostStreams(c10::Device(type).type(), library);
       },
-      py::arg("device_type"),
-      py::arg("library"));
+      py::arg("device_type"), py::arg("library"));
 }
 
 }  // namespace torchcomms_pg

@@ -30,11 +30,8 @@ py::object commError(const CommError& error) {
     throw error;  // torch converts a CommError to its DistBackendError
   }
   return type(
-      readable(failure.text()),
-      py::arg("op") = failure.op,
-      py::arg("seq") = failure.seq,
-      py::arg("group") = readable(failure.group),
-      py::arg("ranks") = failure.ranks,
+      readable(failure.text()), py::arg("op") = failure.op, py::arg("seq") = failure.seq,
+      py::arg("group") = readable(failure.group), py::arg("ranks") = failure.ranks,
       py::arg("verdict") = readable(failure.verdict.empty() ? failure.message : failure.verdict),
       py::arg("parting") = readable(failure.parting));
 }
@@ -71,8 +68,7 @@ void bindErrors(py::module_& module) {
     }
   });
   module.def(
-      "set_comm_error",
-      [](py::object type) { commErrorClass() = std::move(type); },
+      "set_comm_error", [](py::object type) { commErrorClass() = std::move(type); },
       py::arg("type"));
 }
 

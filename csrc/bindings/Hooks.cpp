@@ -201,19 +201,16 @@ void bindArgs(py::module_& module) {
       .def_readonly("op_id", &PreHookArgs::opId, kOpIdDoc)
       .def_readonly("async_op", &PreHookArgs::async, kAsyncDoc)
       .def_readonly(
-          "inputs",
-          &PreHookArgs::inputs,
+          "inputs", &PreHookArgs::inputs,
           "list[torch.Tensor]: the tensors that it reads; what is contiguous in them is what is "
           "sent.")
       .def_readonly("outputs", &PreHookArgs::outputs, "list[torch.Tensor]: those that it writes.")
       .def_property_readonly(
-          "input",
-          [](const PreHookArgs& self) { return oneOrList(self.inputs); },
+          "input", [](const PreHookArgs& self) { return oneOrList(self.inputs); },
           "torch.Tensor or list[torch.Tensor]: the only tensor of `inputs`, or all of them if "
           "there is not exactly one.")
       .def_property_readonly(
-          "output",
-          [](const PreHookArgs& self) { return oneOrList(self.outputs); },
+          "output", [](const PreHookArgs& self) { return oneOrList(self.outputs); },
           "torch.Tensor or list[torch.Tensor]: the same for `outputs`.")
       .def_property_readonly(
           "tensors", &distinct, "list[torch.Tensor]: inputs and outputs, each once.")
@@ -227,8 +224,7 @@ void bindArgs(py::module_& module) {
       .def_readonly(
           "root", &PreHookArgs::root, "int or None: the rank of a rooted collective's root.")
       .def_readonly(
-          "peer",
-          &PreHookArgs::peer,
+          "peer", &PreHookArgs::peer,
           "int or None: the other rank of a message, put or signal; -1 for a receive from any.")
       .def_property_readonly(
           "reduce_op",
@@ -237,47 +233,38 @@ void bindArgs(py::module_& module) {
           },
           "str or None: such as 'SUM'; None if nothing is reduced.")
       .def_readonly(
-          "input_split_sizes",
-          &PreHookArgs::inputSplits,
+          "input_split_sizes", &PreHookArgs::inputSplits,
           "list[int]: rows for each rank, of all_to_all_v_single; empty for others.")
       .def_readonly(
-          "output_split_sizes",
-          &PreHookArgs::outputSplits,
+          "output_split_sizes", &PreHookArgs::outputSplits,
           "list[int]: rows from each rank, of all_to_all_v_single; empty for others.")
       .def_readonly(
-          "ops",
-          &PreHookArgs::ops,
+          "ops", &PreHookArgs::ops,
           "list[PreHookArgs]: the members of a batch, with its op_id; empty for others.")
       .def_property_readonly(
-          "num_ops",
-          [](const PreHookArgs& self) { return self.ops.size(); },
+          "num_ops", [](const PreHookArgs& self) { return self.ops.size(); },
           "int: the number of `ops`.")
       .def_readonly(
-          "ranks",
-          &PreHookArgs::ranks,
+          "ranks", &PreHookArgs::ranks,
           "list[int]: the ranks of the communicator that a split or shrink makes, by their numbers "
           "in this one; empty for others, and if this rank is in none.")
       .def_readonly(
-          "new_name",
-          &PreHookArgs::newName,
+          "new_name", &PreHookArgs::newName,
           "str: the name of the communicator that a split or shrink makes; empty for others.");
 
   py::class_<PostHookArgs, std::shared_ptr<PostHookArgs>>(
-      module,
-      "PostHookArgs",
+      module, "PostHookArgs",
       "An operation that is over for its caller, as a post hook gets it: it has ended, was "
       "cancelled by a pre hook, or could not be launched.")
       .def("__repr__", [](PostHookArgs& self) { return reprOf(self); })
       .def_readonly("name", &PostHookArgs::name, kNameDoc)
       .def_readonly("op_id", &PostHookArgs::opId, kOpIdDoc)
       .def_property_readonly(
-          "work",
-          &workOf,
+          "work", &workOf,
           "TorchWork or None: the operation, which has ended. None for a synchronous one that "
           "failed, for one that was cancelled, and for finalize.")
       .def_property_readonly(
-          "error",
-          [](const PostHookArgs& self) { return pythonError(self.error); },
+          "error", [](const PostHookArgs& self) { return pythonError(self.error); },
           "BaseException or None: the error that it failed with.");
 
   py::class_<EndHookArgs, std::shared_ptr<EndHookArgs>>(
@@ -288,12 +275,10 @@ void bindArgs(py::module_& module) {
       .def_readonly("async_op", &EndHookArgs::async, kAsyncDoc)
       .def_property_readonly("status", &statusOf, "str: 'completed' or 'failed'.")
       .def_property_readonly(
-          "error",
-          [](const EndHookArgs& self) { return pythonError(self.error); },
+          "error", [](const EndHookArgs& self) { return pythonError(self.error); },
           "BaseException or None: the error that it failed with.")
       .def_property_readonly(
-          "duration",
-          &millisecondsOf,
+          "duration", &millisecondsOf,
           "float: milliseconds from its start to its end; 0 if it was never started.");
 }
 
@@ -332,10 +317,7 @@ void bindHooks(py::module_& module) {
       "set_work_type", [](py::object type) { workClass() = std::move(type); }, py::arg("type"));
 
   module.def(
-      "refuse_nan",
-      &refuseNan,
-      py::arg("args"),
-      py::arg("rank"),
+      "refuse_nan", &refuseNan, py::arg("args"), py::arg("rank"),
       py::call_guard<py::gil_scoped_release>());
 
   py::class_<Handle>(
@@ -346,8 +328,7 @@ void bindHooks(py::module_& module) {
             return self.registered() ? "RemovableHandle(registered)" : "RemovableHandle(removed)";
           })
       .def(
-          "remove",
-          &Handle::remove,
+          "remove", &Handle::remove,
           "Ends the calls of the hook, from the next operation on. Idempotent; may be called when "
           "the communicator is gone.");
 
@@ -364,16 +345,15 @@ void bindHooks(py::module_& module) {
           [](Comm& self, py::function hook) {
             const auto& hooks = self->hooks();
             return Handle(
-                hooks,
-                hooks->add(
-                    Hooks::Post([function = Function(std::move(hook))](
-                                    const std::shared_ptr<PostHookArgs>& args) {
-                      if (args->apart) {
-                        function.callUnraisable("a post hook of torchcomms_pg", args);
-                      } else {
-                        function(args);
-                      }
-                    })));
+                hooks, hooks->add(
+                           Hooks::Post([function = Function(std::move(hook))](
+                                           const std::shared_ptr<PostHookArgs>& args) {
+                             if (args->apart) {
+                               function.callUnraisable("a post hook of torchcomms_pg", args);
+                             } else {
+                               function(args);
+                             }
+                           })));
           },
           py::arg("hook"))
       .def(
@@ -382,12 +362,11 @@ void bindHooks(py::module_& module) {
             self->enableTiming();
             const auto& hooks = self->hooks();
             return Handle(
-                hooks,
-                hooks->add(
-                    Hooks::End([function = Function(std::move(hook))](
-                                   const std::shared_ptr<EndHookArgs>& args) {
-                      function.callUnraisable("an end hook of torchcomms_pg", args);
-                    })));
+                hooks, hooks->add(
+                           Hooks::End([function = Function(std::move(hook))](
+                                          const std::shared_ptr<EndHookArgs>& args) {
+                             function.callUnraisable("an end hook of torchcomms_pg", args);
+                           })));
           },
           py::arg("hook"))
       .def(

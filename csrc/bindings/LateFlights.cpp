@@ -221,10 +221,8 @@ at::Tensor Span::bytesIn(const at::Tensor& memory, uint64_t low) const {
 }
 
 LateFlight::LateFlight(
-    c10::SafePyObject issued,
-    const std::vector<at::Tensor>& written,
-    const std::vector<at::Tensor>& read,
-    bool fromCompiledCode)
+    c10::SafePyObject issued, const std::vector<at::Tensor>& written,
+    const std::vector<at::Tensor>& read, bool fromCompiledCode)
     : issue(std::move(issued)),
       outputs(written.begin(), written.end()),
       inputs(read.begin(), read.end()),
@@ -325,11 +323,8 @@ void sweep() {
 }  // namespace flights
 
 Delivery::Delivery(
-    std::shared_ptr<LateFlight> flight,
-    std::vector<at::Tensor> outputs,
-    std::vector<at::Tensor> results,
-    std::vector<at::Tensor> inputs,
-    std::vector<at::Tensor> copies)
+    std::shared_ptr<LateFlight> flight, std::vector<at::Tensor> outputs,
+    std::vector<at::Tensor> results, std::vector<at::Tensor> inputs, std::vector<at::Tensor> copies)
     : flight_(std::move(flight)),
       kept_{std::move(outputs), std::move(results), std::move(inputs), std::move(copies)} {
   flights::add(flight_);
@@ -465,20 +460,13 @@ void bindLateFlights(py::module_& module) {
       .def("shares_bytes", &Span::sharesBytes, py::arg("other"), NoGil());
   py::class_<LateFlight, std::shared_ptr<LateFlight>>(module, "Flight")
       .def(
-          py::init([](py::object issue,
-                      const std::vector<at::Tensor>& outputs,
-                      const std::vector<at::Tensor>& inputs,
-                      bool compiled) {
+          py::init([](py::object issue, const std::vector<at::Tensor>& outputs,
+                      const std::vector<at::Tensor>& inputs, bool compiled) {
             return std::make_shared<LateFlight>(
-                c10::SafePyObject(issue.release().ptr(), getPyInterpreter()),
-                outputs,
-                inputs,
+                c10::SafePyObject(issue.release().ptr(), getPyInterpreter()), outputs, inputs,
                 compiled);
           }),
-          py::arg("issue"),
-          py::arg("outputs"),
-          py::arg("inputs"),
-          py::arg("compiled"))
+          py::arg("issue"), py::arg("outputs"), py::arg("inputs"), py::arg("compiled"))
       .def_property_readonly(
           "issue",
           [](const LateFlight& flight) {
@@ -488,24 +476,17 @@ void bindLateFlights(py::module_& module) {
       .def_property_readonly("inputs", [](const LateFlight& flight) { return flight.inputs; })
       .def_readwrite("process", &LateFlight::process)
       .def_property(
-          "touched",
-          [](const LateFlight& flight) { return flight.touched.load(); },
+          "touched", [](const LateFlight& flight) { return flight.touched.load(); },
           [](LateFlight& flight, bool touched) { flight.touched = touched; });
   py::class_<Delivery, std::shared_ptr<Delivery>>(module, "Delivery")
       .def(
-          py::init([](std::shared_ptr<LateFlight> flight,
-                      std::vector<at::Tensor> inputs,
+          py::init([](std::shared_ptr<LateFlight> flight, std::vector<at::Tensor> inputs,
                       std::vector<at::Tensor> copies) {
             return std::make_shared<Delivery>(
-                std::move(flight),
-                std::vector<at::Tensor>(),
-                std::vector<at::Tensor>(),
-                std::move(inputs),
-                std::move(copies));
+                std::move(flight), std::vector<at::Tensor>(), std::vector<at::Tensor>(),
+                std::move(inputs), std::move(copies));
           }),
-          py::arg("flight"),
-          py::arg("inputs"),
-          py::arg("copies"))
+          py::arg("flight"), py::arg("inputs"), py::arg("copies"))
       .def_property_readonly("flight", &Delivery::flight)
       .def("ended", &Delivery::ended, py::arg("ok"), NoGil())
       .def("end_with", &Delivery::endWith, py::arg("result"), NoGil())
@@ -522,8 +503,7 @@ void bindLateFlights(py::module_& module) {
         const Unseen unseen;
         poison(tensor);
       },
-      py::arg("tensor"),
-      NoGil());
+      py::arg("tensor"), NoGil());
 }
 
 }  // namespace torchcomms_pg

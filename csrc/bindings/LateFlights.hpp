@@ -68,10 +68,8 @@ class Span {
 // One operation whose end the program does not know yet. Keeps no tensor alive.
 struct LateFlight {
   LateFlight(
-      c10::SafePyObject issued,
-      const std::vector<at::Tensor>& written,
-      const std::vector<at::Tensor>& read,
-      bool fromCompiledCode);
+      c10::SafePyObject issued, const std::vector<at::Tensor>& written,
+      const std::vector<at::Tensor>& read, bool fromCompiledCode);
 
   // Returns whether the memory of all outputs has been freed; of all inputs, if the operation has
   // no outputs.
@@ -111,10 +109,8 @@ class Delivery {
   // The operation writes `results`, copies of `outputs`. `copies` is what was in `inputs` at the
   // issue. Adds the flight.
   Delivery(
-      std::shared_ptr<LateFlight> flight,
-      std::vector<at::Tensor> outputs,
-      std::vector<at::Tensor> results,
-      std::vector<at::Tensor> inputs,
+      std::shared_ptr<LateFlight> flight, std::vector<at::Tensor> outputs,
+      std::vector<at::Tensor> results, std::vector<at::Tensor> inputs,
       std::vector<at::Tensor> copies);
 
   const std::shared_ptr<LateFlight>& flight() const { return flight_; }

@@ -99,26 +99,17 @@ py::object callLate(const Method& method, const py::args& args) {
 void bindLateMethods(py::module_& module) {
   module.def(
       "late_method",
-      [](std::string name,
-         std::vector<bool> writes,
-         std::optional<bool> rootReads,
+      [](std::string name, std::vector<bool> writes, std::optional<bool> rootReads,
          py::object issued) -> py::object {
         const auto type = py::type::of<Comm>();
         Method method{
-            name,
-            std::move(writes),
-            rootReads,
-            type.attr(name.c_str()),
+            name, std::move(writes), rootReads, type.attr(name.c_str()),
             c10::SafePyObject(issued.release().ptr(), getPyInterpreter())};
         return py::cpp_function(
             [method = std::move(method)](const py::args& args) { return callLate(method, args); },
-            py::name(name.c_str()),
-            py::is_method(type));
+            py::name(name.c_str()), py::is_method(type));
       },
-      py::arg("name"),
-      py::arg("writes"),
-      py::arg("root_reads"),
-      py::arg("issued"));
+      py::arg("name"), py::arg("writes"), py::arg("root_reads"), py::arg("issued"));
 }
 
 }  // namespace torchcomms_pg

@@ -141,13 +141,8 @@ std::optional<c10::SafePyObject> showCall(const c10::SafePyObject& issued, const
   py::object dtype = described.empty() ? py::none() : py::cast(described.front().scalar_type());
   c10::SafePyObject issue(
       py::handle(issued.ptr(getPyInterpreter()))(
-          name,
-          std::accumulate(described.begin(), described.end(), int64_t{0}, elements),
-          std::move(dtype),
-          group,
-          description,
-          async && covered,
-          covered)
+          name, std::accumulate(described.begin(), described.end(), int64_t{0}, elements),
+          std::move(dtype), group, description, async && covered, covered)
           .release()
           .ptr(),
       getPyInterpreter());
@@ -158,8 +153,7 @@ std::optional<c10::SafePyObject> showCall(const c10::SafePyObject& issued, const
 }
 
 bool overlaps(
-    const c10::SafePyObject& issue,
-    const std::vector<at::Tensor>& outputs,
+    const c10::SafePyObject& issue, const std::vector<at::Tensor>& outputs,
     const std::vector<at::Tensor>& inputs) {
   if (!flights::concern(outputs) && !flights::concern(inputs)) {
     return false;
@@ -169,11 +163,8 @@ bool overlaps(
 }
 
 C10dWork issueLate(
-    c10::SafePyObject issue,
-    std::vector<at::Tensor> outputs,
-    std::vector<at::Tensor> inputs,
-    const IssueCall& call,
-    const void* batch) {
+    c10::SafePyObject issue, std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs,
+    const IssueCall& call, const void* batch) {
   const bool shared = overlaps(issue, outputs, inputs);
   std::vector<at::Tensor> results;
   std::vector<at::Tensor> given;
@@ -208,10 +199,7 @@ C10dWork issueLate(
     copies.clear();
   }
   late.delivery = std::make_shared<Delivery>(
-      std::move(flight),
-      std::move(outputs),
-      std::move(results),
-      std::move(inputs),
+      std::move(flight), std::move(outputs), std::move(results), std::move(inputs),
       std::move(copies));
   if (const auto open = openBatches.find(batch); open != openBatches.end()) {
     open->second.push_back(late);
@@ -232,8 +220,7 @@ void bindLateWork(py::module_& module) {
         return deliveries;
       });
   module.def(
-      "open_late_batch",
-      [](const py::object& batch) { openBatches.try_emplace(keyOf(batch)); },
+      "open_late_batch", [](const py::object& batch) { openBatches.try_emplace(keyOf(batch)); },
       py::arg("batch"));
   module.def(
       "cancel_late_batch",
@@ -254,8 +241,7 @@ void bindLateWork(py::module_& module) {
         }
         return c10::make_intrusive<LateWork>(std::move(work), std::move(open.mapped()));
       },
-      py::arg("batch"),
-      py::arg("work"));
+      py::arg("batch"), py::arg("work"));
 }
 
 }  // namespace torchcomms_pg

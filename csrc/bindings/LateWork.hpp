@@ -69,11 +69,8 @@ class LateWork final : public c10d::Work {
 using IssueCall =
     std::function<C10dWork(const std::vector<at::Tensor>&, const std::vector<at::Tensor>&)>;
 C10dWork issueLate(
-    c10::SafePyObject issue,
-    std::vector<at::Tensor> outputs,
-    std::vector<at::Tensor> inputs,
-    const IssueCall& call,
-    const void* batch);
+    c10::SafePyObject issue, std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs,
+    const IssueCall& call, const void* batch);
 
 // A call of an operation.
 struct LateCall {
@@ -91,8 +88,7 @@ std::optional<c10::SafePyObject> showCall(const c10::SafePyObject& issued, const
 // Makes the issue's object of Python report the flights whose memory an operation takes. Returns
 // whether there is such a flight.
 bool overlaps(
-    const c10::SafePyObject& issue,
-    const std::vector<at::Tensor>& outputs,
+    const c10::SafePyObject& issue, const std::vector<at::Tensor>& outputs,
     const std::vector<at::Tensor>& inputs);
 
 }  // namespace torchcomms_pg

@@ -56,16 +56,11 @@ void bindMemory(py::module_& module) {
           py::arg("device"))
       .def(
           "allocate_tensor",
-          [](const py::object& self,
-             int64_t size,
-             const py::object& dtype,
+          [](const py::object& self, int64_t size, const py::object& dtype,
              const py::object& device) {
             return memory("allocate_tensor")(self, size, dtype, device);
           },
-          py::arg("size"),
-          py::kw_only(),
-          py::arg("dtype"),
-          py::arg("device"))
+          py::arg("size"), py::kw_only(), py::arg("dtype"), py::arg("device"))
       .def("register_mem_pool", &registerPool, py::arg("pool"), py::arg("symm") = false)
       .def(
           "deregister_mem_pool",

@@ -48,10 +48,7 @@ void bindMetrics(py::module_& module) {
       .def_readonly("groups", &Totals::groups);
   module.def("process_totals", &process_totals::read, NoGil());
   module.def(
-      "await_failure",
-      &process_totals::awaitFailure,
-      py::arg("written"),
-      py::arg("patience"),
+      "await_failure", &process_totals::awaitFailure, py::arg("written"), py::arg("patience"),
       NoGil());
   module.def("end_metrics_writer", &process_totals::endWriter, NoGil());
 }

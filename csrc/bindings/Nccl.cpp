@@ -48,8 +48,7 @@ std::string reprOf(const NcclConfig& config) {
 
 void bindConfig(py::module_& module) {
   py::class_<NcclConfig> config(
-      module,
-      "NcclConfig",
+      module, "NcclConfig",
       "Settings of a communicator for NCCL: the fields of its ncclConfig_t, by the names of "
       "torch's ProcessGroupNCCL.NCCLConfig.\n\nNCCL's documentation says what they mean, and "
       "NCCL's environment variables go first. A value that NCCL does not take raises ValueError; a "
@@ -59,8 +58,7 @@ void bindConfig(py::module_& module) {
       .def("__repr__", [](const NcclConfig& self) { return reprOf(self); })
       .def("__copy__", [](const NcclConfig& self) { return NcclConfig(self); })
       .def(
-          "__deepcopy__",
-          [](const NcclConfig& self, const py::dict&) { return NcclConfig(self); },
+          "__deepcopy__", [](const NcclConfig& self, const py::dict&) { return NcclConfig(self); },
           py::arg("memo"));
   py::dict hints;
   for (const auto& field : NcclConfig::fields()) {
@@ -68,16 +66,14 @@ void bindConfig(py::module_& module) {
     hints[field.name] = field.name;
     if (field.isText()) {
       config.def_property(
-          field.name,
-          [&field](const NcclConfig& self) { return self.text(field); },
+          field.name, [&field](const NcclConfig& self) { return self.text(field); },
           [&field](NcclConfig& self, const py::object& value) {
             self.setText(field, valueOr<std::string>(field, value));
           },
           docOf(field).c_str());
     } else {
       config.def_property(
-          field.name,
-          [&field](const NcclConfig& self) { return self.number(field); },
+          field.name, [&field](const NcclConfig& self) { return self.number(field); },
           [&field](NcclConfig& self, const py::object& value) {
             self.setNumber(field, valueOr<int>(field, value));
           },
@@ -102,20 +98,12 @@ void bindNccl(py::module_& module) {
       [](const std::string& path, const std::string& folder) {
         return &Libnccl::load({.path = path, .folder = folder});
       },
-      py::arg("path"),
-      py::arg("folder"),
-      py::return_value_policy::reference,
+      py::arg("path"), py::arg("folder"), py::return_value_policy::reference,
       py::call_guard<py::gil_scoped_release>());
   module.def(
       "meet_over_nccl",
-      [](const Libnccl& library,
-         const c10::intrusive_ptr<c10d::Store>& store,
-         int rank,
-         int size,
-         const std::string& name,
-         Milliseconds timeout,
-         int ranksPerRoot,
-         int peer) {
+      [](const Libnccl& library, const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+         const std::string& name, Milliseconds timeout, int ranksPerRoot, int peer) {
         RendezvousInfo info{store, rank, size, {}, name, timeout};
         info.group.name = name;
         info.peer = peer;
@@ -130,14 +118,8 @@ void bindNccl(py::module_& module) {
         }
         return ids;
       },
-      py::arg("library"),
-      py::arg("store"),
-      py::arg("rank"),
-      py::arg("size"),
-      py::arg("name"),
-      py::arg("timeout"),
-      py::arg("ranks_per_root"),
-      py::arg("peer") = -1);
+      py::arg("library"), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("name"),
+      py::arg("timeout"), py::arg("ranks_per_root"), py::arg("peer") = -1);
 }
 
 }  // namespace torchcomms_pg

@@ -44,9 +44,7 @@ constexpr std::string_view kC10d = "c10d::";
 // program's modes, subclasses of Tensor, and torch's views of complex numbers. The operator is
 // called again below them, and the mode passes it on (show_again).
 constexpr c10::DispatchKeySet kShownFirst{
-    c10::DispatchKey::Python,
-    c10::DispatchKey::Conjugate,
-    c10::DispatchKey::Negative,
+    c10::DispatchKey::Python, c10::DispatchKey::Conjugate, c10::DispatchKey::Negative,
     c10::DispatchKey::ZeroTensor};
 
 using Mode = std::shared_ptr<c10::impl::PyObject_TorchDispatchMode>;
@@ -89,8 +87,7 @@ bool concernsFlight(const c10::IValue& value) {
 
 // Returns the mode that has to see a call of an operator; null if no mode has.
 Mode modeFor(
-    const c10::OperatorHandle& operation,
-    c10::DispatchKeySet keys,
+    const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
     const torch::jit::Stack& stack) {
   const std::string_view name = operation.operator_name().name;
   // Subclasses of Tensor and other modes call operators that do not pass this key.
@@ -132,11 +129,8 @@ c10::IValue replaced(const c10::IValue& value, std::vector<at::Tensor>::const_it
 
 // Calls an operator of c10d; if it is asynchronous, on copies.
 void issueC10d(
-    const Audience& audience,
-    const Roles& known,
-    const c10::OperatorHandle& operation,
-    c10::DispatchKeySet keys,
-    torch::jit::Stack* stack) {
+    const Audience& audience, const Roles& known, const c10::OperatorHandle& operation,
+    c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const size_t count = operation.schema().arguments().size();
   const auto argument = [&](size_t position) -> c10::IValue& {
     return (*stack)[stack->size() - count + position];

@@ -194,10 +194,8 @@ class PythonStacks final : public StackSource {
       }
       for (const auto& call : callsOf(stacks[i])) {
         described[i].push_back(
-            {text(call.code->co_name),
-             text(call.code->co_filename),
-             PyCode_Addr2Line(call.code, call.instruction),
-             call.instruction,
+            {text(call.code->co_name), text(call.code->co_filename),
+             PyCode_Addr2Line(call.code, call.instruction), call.instruction,
              call.code->co_firstlineno});
       }
     }

@@ -251,11 +251,10 @@ void bindPythonStackDump(py::module_& module) {
           py::gil_scoped_acquire gil;
           held();
           try {
-            auto [threads, calledAt, names] = function(framesOf(stacks))
-                                                  .cast<std::tuple<
-                                                      std::string,
-                                                      std::vector<std::string>,
-                                                      std::map<uint64_t, std::string>>>();
+            auto [threads, calledAt, names] =
+                function(framesOf(stacks))
+                    .cast<std::tuple<
+                        std::string, std::vector<std::string>, std::map<uint64_t, std::string>>>();
             return {std::move(threads), std::move(calledAt), std::move(names)};
           } catch (const py::error_already_set& error) {
             return {std::string("Python could not tell its stacks: ") + error.what(), none};
@@ -273,22 +272,16 @@ void bindPythonStackDump(py::module_& module) {
   module.def(
       "watch_over_monitor",
       [](Milliseconds patience, bool endsProcess) { watchOverMonitor({patience, endsProcess}); },
-      py::arg("patience"),
-      py::arg("ends_process"));
+      py::arg("patience"), py::arg("ends_process"));
   module.def(
       "set_status",
-      [](const std::string& folder,
-         std::vector<std::string> gateway,
-         std::vector<std::string> environment,
-         const std::string& run) {
+      [](const std::string& folder, std::vector<std::string> gateway,
+         std::vector<std::string> environment, const std::string& run) {
         status::StatusServer::setFolder(folder);
         status::StatusServer::setGateway({std::move(gateway), std::move(environment)});
         setRunId(run);
       },
-      py::arg("folder"),
-      py::arg("gateway"),
-      py::arg("environment"),
-      py::arg("run"));
+      py::arg("folder"), py::arg("gateway"), py::arg("environment"), py::arg("run"));
   module.def(
       "set_last_words",
       [](bool on) {
@@ -300,13 +293,9 @@ void bindPythonStackDump(py::module_& module) {
       py::arg("on"));
   module.def(
       "begin_wait",
-      [](std::string text,
-         std::vector<int64_t> ranks,
-         bool meets,
-         std::string calledAt,
+      [](std::string text, std::vector<int64_t> ranks, bool meets, std::string calledAt,
          Milliseconds verdictAfter,
-         std::optional<std::tuple<std::string, uint16_t, std::string>> meeting,
-         int64_t self) {
+         std::optional<std::tuple<std::string, uint16_t, std::string>> meeting, int64_t self) {
         other_waits::OtherWait wait{
             std::move(text), std::move(ranks), meets, std::move(calledAt), verdictAfter};
         if (meeting) {
@@ -316,14 +305,8 @@ void bindPythonStackDump(py::module_& module) {
         }
         return other_waits::begin(std::move(wait));
       },
-      py::kw_only(),
-      py::arg("text"),
-      py::arg("ranks"),
-      py::arg("meets"),
-      py::arg("called_at"),
-      py::arg("verdict_after"),
-      py::arg("meeting") = py::none(),
-      py::arg("rank") = -1,
+      py::kw_only(), py::arg("text"), py::arg("ranks"), py::arg("meets"), py::arg("called_at"),
+      py::arg("verdict_after"), py::arg("meeting") = py::none(), py::arg("rank") = -1,
       py::call_guard<py::gil_scoped_release>());
   py::class_<StoreServer, std::shared_ptr<StoreServer>>(module, "StoreServer")
       .def_static("of", &StoreServer::of, py::arg("store"))
@@ -341,10 +324,7 @@ void bindPythonStackDump(py::module_& module) {
       },
       py::arg("store"));
   module.def(
-      "end_wait",
-      &other_waits::end,
-      py::arg("number"),
-      py::arg("joined") = false,
+      "end_wait", &other_waits::end, py::arg("number"), py::arg("joined") = false,
       py::call_guard<py::gil_scoped_release>());
   module.def("set_error_file", &error_file::set, py::arg("path"));
   module.def(
@@ -362,10 +342,7 @@ void bindPythonStackDump(py::module_& module) {
           group->leave(how);
         }
       },
-      py::arg("how"),
-      py::arg("names"),
-      py::arg("fails"),
-      py::call_guard<py::gil_scoped_release>());
+      py::arg("how"), py::arg("names"), py::arg("fails"), py::call_guard<py::gil_scoped_release>());
   module.def(
       "end_with_error",
       [](const std::string& how) {
@@ -381,8 +358,7 @@ void bindPythonStackDump(py::module_& module) {
           }
         }
       },
-      py::arg("how"),
-      py::call_guard<py::gil_scoped_release>());
+      py::arg("how"), py::call_guard<py::gil_scoped_release>());
   module.def("set_verdict_after", &DiagnosisClient::setVerdictAfter, py::arg("time"));
   module.def("set_compile_limit", &Compiling::setLimit, py::arg("limit"));
 

@@ -37,34 +37,20 @@ void bindRecorder(py::module_& module) {
           [](const FlightRecorder& self, bool completed, bool collectives) {
             return self.json(entries(completed, collectives, /*stacks=*/false));
           },
-          py::arg("completed") = true,
-          py::arg("collectives") = true,
-          NoGil())
+          py::arg("completed") = true, py::arg("collectives") = true, NoGil())
       .def(
           "write",
-          [](const FlightRecorder& self,
-             const std::string& path,
-             bool completed,
-             bool collectives,
+          [](const FlightRecorder& self, const std::string& path, bool completed, bool collectives,
              bool stacks) {
             writeDump(path, self.pickle(entries(completed, collectives, stacks)));
           },
-          py::arg("path"),
-          py::arg("completed") = true,
-          py::arg("collectives") = true,
-          py::arg("stacks") = true,
-          NoGil());
+          py::arg("path"), py::arg("completed") = true, py::arg("collectives") = true,
+          py::arg("stacks") = true, NoGil());
 
   module.def(
       "configure_recorder",
-      [](size_t maxEntries,
-         bool cppStacks,
-         std::string prefix,
-         bool onFailure,
-         std::chrono::milliseconds patience,
-         bool stacks,
-         bool completed,
-         std::string pipe) {
+      [](size_t maxEntries, bool cppStacks, std::string prefix, bool onFailure,
+         std::chrono::milliseconds patience, bool stacks, bool completed, std::string pipe) {
         FlightRecorder::What what;
         what.stacks = stacks;
         what.threads = true;
@@ -72,14 +58,8 @@ void bindRecorder(py::module_& module) {
         process_recorder::configure(
             maxEntries, cppStacks, {std::move(prefix), onFailure, patience, what, std::move(pipe)});
       },
-      py::kw_only(),
-      py::arg("max_entries"),
-      py::arg("cpp_stacks"),
-      py::arg("prefix"),
-      py::arg("on_failure"),
-      py::arg("patience"),
-      py::arg("stacks"),
-      py::arg("completed"),
+      py::kw_only(), py::arg("max_entries"), py::arg("cpp_stacks"), py::arg("prefix"),
+      py::arg("on_failure"), py::arg("patience"), py::arg("stacks"), py::arg("completed"),
       py::arg("pipe"));
   module.def("process_recorder", &process_recorder::get);
   module.def("set_message_batch", &MessageBatch::set, py::arg("open"));
@@ -90,13 +70,11 @@ void bindRecorder(py::module_& module) {
           [](Comm& self, std::shared_ptr<FlightRecorder> recorder) {
             return self->recorders().add(std::move(recorder));
           },
-          py::arg("recorder"),
-          NoGil())
+          py::arg("recorder"), NoGil())
       .def(
           "stop_recording",
           [](Comm& self, const FlightRecorder& recorder) { self->recorders().remove(&recorder); },
-          py::arg("recorder"),
-          NoGil());
+          py::arg("recorder"), NoGil());
 }
 
 }  // namespace torchcomms_pg

@@ -34,8 +34,7 @@ void observeWaits(const py::object& works) {
         const WaitedWork waited(work.cast<c10d::Work*>());
         return wait(work, *args, **options);
       },
-      py::name("wait"),
-      py::is_method(works));
+      py::name("wait"), py::is_method(works));
 }
 
 }  // namespace
@@ -51,8 +50,7 @@ void bindWatch(py::module_& module) {
               watch->setTimeout(timeout);
             }
           },
-          py::arg("timeout"),
-          NoGil())
+          py::arg("timeout"), NoGil())
       .def(
           "lateness",
           [](const WatchHandle& self, const char* operation) {
@@ -62,8 +60,7 @@ void bindWatch(py::module_& module) {
             }
             return watch->lateness(operation);
           },
-          py::arg("operation"),
-          NoGil())
+          py::arg("operation"), NoGil())
       .def(
           "close",
           [](const WatchHandle& self) {
@@ -83,21 +80,15 @@ void bindWatch(py::module_& module) {
       py::arg("works"));
   module.def(
       "watch",
-      [](c10d::ProcessGroup& group,
-         const std::vector<int64_t>& ranks,
-         const std::vector<std::string>& devices,
-         Milliseconds timeout) {
+      [](c10d::ProcessGroup& group, const std::vector<int64_t>& ranks,
+         const std::vector<std::string>& devices, Milliseconds timeout) {
         std::vector<c10::DeviceType> types;
         for (const auto& device : devices) {
           types.push_back(c10::Device(device).type());
         }
         return WatchHandle{Watch::begin(group, ranks, types, timeout)};
       },
-      py::kw_only(),
-      py::arg("group"),
-      py::arg("ranks"),
-      py::arg("devices"),
-      py::arg("timeout"),
+      py::kw_only(), py::arg("group"), py::arg("ranks"), py::arg("devices"), py::arg("timeout"),
       NoGil());
 }
 

@@ -34,9 +34,7 @@ void bindWindows(py::module_& module) {
           [](Comm& self, int64_t size, at::ScalarType dtype) {
             return makeSharedTensor("allocate_tensor", self->api(), size, dtype, self->device());
           },
-          py::arg("size"),
-          py::arg("dtype"),
-          NoGil());
+          py::arg("size"), py::arg("dtype"), NoGil());
 
   py::class_<HeldWindow>(module, "Window")
       .def(
@@ -44,58 +42,39 @@ void bindWindows(py::module_& module) {
           [](HeldWindow& self, const at::Tensor& tensor, bool owning) {
             self->registerTensor(tensor, owning);
           },
-          py::arg("tensor"),
-          py::arg("owning"),
-          NoGil())
+          py::arg("tensor"), py::arg("owning"), NoGil())
       .def(
           "tensor_deregister", [](HeldWindow& self) { self->deregister(); }, NoGil())
       .def(
           "put",
-          [](HeldWindow& self,
-             const at::Tensor& tensor,
-             int64_t dst,
-             int64_t offset,
-             bool async,
+          [](HeldWindow& self, const at::Tensor& tensor, int64_t dst, int64_t offset, bool async,
              Timeout timeout) -> Result {
             return self->put(tensor, dst, offset, windowOptions(async, timeout));
           },
-          py::arg("tensor"),
-          py::arg("dst_rank"),
-          py::arg("offset"),
-          py::arg("async_op"),
-          py::arg("timeout"),
-          NoGil())
+          py::arg("tensor"), py::arg("dst_rank"), py::arg("offset"), py::arg("async_op"),
+          py::arg("timeout"), NoGil())
       .def(
           "signal",
           [](HeldWindow& self, int64_t peer, bool async, Timeout timeout) -> Result {
             return self->signal(peer, windowOptions(async, timeout));
           },
-          py::arg("dst_rank"),
-          py::arg("async_op"),
-          py::arg("timeout"),
-          NoGil())
+          py::arg("dst_rank"), py::arg("async_op"), py::arg("timeout"), NoGil())
       .def(
           "wait_signal",
           [](HeldWindow& self, int64_t peer, bool async, Timeout timeout) -> Result {
             return self->waitSignal(peer, windowOptions(async, timeout));
           },
-          py::arg("peer_rank"),
-          py::arg("async_op"),
-          py::arg("timeout"),
-          NoGil())
+          py::arg("peer_rank"), py::arg("async_op"), py::arg("timeout"), NoGil())
       .def(
           "map_remote_tensor",
           [](HeldWindow& self, int64_t rank) { return self->mapRemoteTensor(rank); },
-          py::arg("rank"),
-          NoGil())
+          py::arg("rank"), NoGil())
       .def(
           "check_rank",
           [](HeldWindow& self, const std::string& what, const std::string& argument, int64_t rank) {
             self->checkRank(what.c_str(), argument.c_str(), rank);
           },
-          py::arg("what"),
-          py::arg("argument"),
-          py::arg("rank"))
+          py::arg("what"), py::arg("argument"), py::arg("rank"))
       .def_property_readonly("tensor", [](HeldWindow& self) { return self->tensor(); })
       .def_property_readonly(
           "dtype",

@@ -59,9 +59,7 @@ void bindWork(py::module_& module) {
         TORCH_CHECK_TYPE(ours != nullptr, "wait_blocking: this work is of another backend");
         ours->waitOnHost(timeout.value_or(kNoTimeout));
       },
-      py::arg("work"),
-      py::arg("timeout"),
-      py::call_guard<py::gil_scoped_release>());
+      py::arg("work"), py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
   module.def(
       "work_error",
       [](c10d::Work& work) { return pythonError(work.isCompleted() ? work.exception() : nullptr); },

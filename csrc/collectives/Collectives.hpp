@@ -23,33 +23,21 @@ using Tensors = std::vector<at::Tensor>;
 //
 // Sets `output` to the ranks' inputs, reduced. `output` is `input` itself or does not overlap it.
 WorkPtr allReduce(
-    Communicator& comm,
-    const Options& options,
-    const Tensor& output,
-    const Tensor& input,
+    Communicator& comm, const Options& options, const Tensor& output, const Tensor& input,
     const c10d::ReduceOp& op);
 // Reduces in place as allReduce() does, on `root` only. Other ranks' `tensor` does not change.
 WorkPtr reduce(
-    Communicator& comm,
-    const Options& options,
-    const Tensor& tensor,
-    int root,
+    Communicator& comm, const Options& options, const Tensor& tensor, int root,
     const c10d::ReduceOp& op);
 // Reduces the ranks' inputs, of size * output.numel() elements each, and sets `output` to this
 // rank's part of the result.
 WorkPtr reduceScatterSingle(
-    Communicator& comm,
-    const Options& options,
-    const Tensor& output,
-    const Tensor& input,
+    Communicator& comm, const Options& options, const Tensor& output, const Tensor& input,
     const c10d::ReduceOp& op);
 // Does what reduceScatterSingle() does, with a list of parts as input. The parts may differ in
 // size if the library does the reduction.
 WorkPtr reduceScatter(
-    Communicator& comm,
-    const Options& options,
-    const Tensor& output,
-    const Tensors& inputs,
+    Communicator& comm, const Options& options, const Tensor& output, const Tensors& inputs,
     const c10d::ReduceOp& op);
 
 // Gathering.cpp
@@ -62,24 +50,15 @@ WorkPtr allGather(
     Communicator& comm, const Options& options, const Tensors& outputs, const Tensor& input);
 // Sets `outputs` as allGather() does, on `root` only. The ranks' inputs have equal sizes.
 WorkPtr gather(
-    Communicator& comm,
-    const Options& options,
-    const Tensors& outputs,
-    const Tensor& input,
+    Communicator& comm, const Options& options, const Tensors& outputs, const Tensor& input,
     int root);
 // Sets `output` as allGatherSingle() does, on `root` only. Other ranks may pass nullopt.
 WorkPtr gatherSingle(
-    Communicator& comm,
-    const Options& options,
-    const std::optional<Tensor>& output,
-    const Tensor& input,
-    int root);
+    Communicator& comm, const Options& options, const std::optional<Tensor>& output,
+    const Tensor& input, int root);
 // Sets `output` on rank r to inputs[r] of `root`. Only the root passes `inputs`, of equal sizes.
 WorkPtr scatter(
-    Communicator& comm,
-    const Options& options,
-    const Tensor& output,
-    const Tensors& inputs,
+    Communicator& comm, const Options& options, const Tensor& output, const Tensors& inputs,
     int root);
 
 // Exchanges.cpp
@@ -87,12 +66,8 @@ WorkPtr scatter(
 // Sends each rank its rows of `input`, and sets `output` to the rows received. Splits are numbers
 // of rows (first dimension) for each rank; without splits all parts are equal.
 WorkPtr allToAllSingle(
-    Communicator& comm,
-    const Options& options,
-    const Tensor& output,
-    const Tensor& input,
-    const std::vector<int64_t>& outputSplits,
-    const std::vector<int64_t>& inputSplits);
+    Communicator& comm, const Options& options, const Tensor& output, const Tensor& input,
+    const std::vector<int64_t>& outputSplits, const std::vector<int64_t>& inputSplits);
 // Sets outputs[r] on rank s to inputs[s] of rank r.
 WorkPtr allToAll(
     Communicator& comm, const Options& options, const Tensors& outputs, const Tensors& inputs);

@@ -13,23 +13,13 @@ namespace {
 
 // Checks `splits` of `tensor` and returns the number of elements in each rank's part.
 std::vector<int64_t> splitCounts(
-    const char* what,
-    const char* argument,
-    const std::vector<int64_t>& splits,
-    const Tensor& tensor,
-    int size) {
+    const char* what, const char* argument, const std::vector<int64_t>& splits,
+    const Tensor& tensor, int size) {
   const int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
   if (splits.empty()) {
     TORCH_CHECK_VALUE(
-        rows % size == 0,
-        what,
-        ": the first dimension of ",
-        argument,
-        " (",
-        rows,
-        ") is not divisible by the group size ",
-        size,
-        "; pass split sizes");
+        rows % size == 0, what, ": the first dimension of ", argument, " (", rows,
+        ") is not divisible by the group size ", size, "; pass split sizes");
     return std::vector<int64_t>(size, tensor.numel() / size);
   }
   checkListLength({what, (std::string(argument) + "_split_sizes").c_str()}, splits.size(), size);
@@ -40,16 +30,8 @@ std::vector<int64_t> splitCounts(
     sum += split;
   }
   TORCH_CHECK_VALUE(
-      sum == rows,
-      what,
-      ": ",
-      argument,
-      "_split_sizes add up to ",
-      sum,
-      ", wanted the first dimension of ",
-      argument,
-      ", ",
-      rows);
+      sum == rows, what, ": ", argument, "_split_sizes add up to ", sum,
+      ", wanted the first dimension of ", argument, ", ", rows);
   const int64_t perRow = rows == 0 ? 0 : tensor.numel() / rows;
   auto counts = splits;
   for (auto& count : counts) {
@@ -79,12 +61,8 @@ WorkPtr issueBarrier(Communicator& comm, const Options& options, OpKind kind) {
 }  // namespace
 
 WorkPtr allToAllSingle(
-    Communicator& comm,
-    const Options& options,
-    const Tensor& output,
-    const Tensor& input,
-    const std::vector<int64_t>& outputSplits,
-    const std::vector<int64_t>& inputSplits) {
+    Communicator& comm, const Options& options, const Tensor& output, const Tensor& input,
+    const std::vector<int64_t>& outputSplits, const std::vector<int64_t>& inputSplits) {
   auto call = comm.prepare(OpKind::allToAllSingle, options);
   const char* const what = name(call.op.kind);
   checkTensor({what, "output"}, output, comm.device());

@@ -24,10 +24,7 @@ std::vector<OutputBuffer> buffersOf(const Tensors& outputs) {
 // or OutputBuffers, have a value.
 template <class Target>
 WorkPtr issueGather(
-    Communicator& comm,
-    PreparedOp call,
-    const Tensor& input,
-    const std::optional<Target>& target,
+    Communicator& comm, PreparedOp call, const Tensor& input, const std::optional<Target>& target,
     int root) {
   const auto wire = wireType(input.scalar_type());
   const auto source = call.contiguous(input);
@@ -142,10 +139,7 @@ WorkPtr allGather(
 }
 
 WorkPtr gather(
-    Communicator& comm,
-    const Options& options,
-    const Tensors& outputs,
-    const Tensor& input,
+    Communicator& comm, const Options& options, const Tensors& outputs, const Tensor& input,
     int root) {
   auto call = comm.prepare(OpKind::gather, options);
   const char* const what = name(call.op.kind);
@@ -178,11 +172,8 @@ WorkPtr gather(
 }
 
 WorkPtr gatherSingle(
-    Communicator& comm,
-    const Options& options,
-    const std::optional<Tensor>& output,
-    const Tensor& input,
-    int root) {
+    Communicator& comm, const Options& options, const std::optional<Tensor>& output,
+    const Tensor& input, int root) {
   auto call = comm.prepare(OpKind::gatherSingle, options);
   const char* const what = name(call.op.kind);
   checkTensor({what, "input"}, input, comm.device());
@@ -191,10 +182,7 @@ WorkPtr gatherSingle(
   std::optional<OutputBuffer> target;
   if (root == comm.rank()) {
     TORCH_CHECK_VALUE(
-        output.has_value(),
-        what,
-        ": output is None on rank ",
-        comm.rank(),
+        output.has_value(), what, ": output is None on rank ", comm.rank(),
         ", the root; wanted a tensor");
     checkTensor({what, "output"}, *output, comm.device());
     checkWritable({what, "output"}, *output);
@@ -209,10 +197,7 @@ WorkPtr gatherSingle(
 }
 
 WorkPtr scatter(
-    Communicator& comm,
-    const Options& options,
-    const Tensor& output,
-    const Tensors& inputs,
+    Communicator& comm, const Options& options, const Tensor& output, const Tensors& inputs,
     int root) {
   auto call = comm.prepare(OpKind::scatter, options);
   const char* const what = name(call.op.kind);

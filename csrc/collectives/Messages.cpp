@@ -59,8 +59,7 @@ WorkPtr recv(
   checkTag(what, tag);
   if (source == kAnyPeer) {
     TORCH_CHECK_NOT_IMPLEMENTED(
-        comm.api().has(Feature::tags),
-        what,
+        comm.api().has(Feature::tags), what,
         ": a receive from any rank is not possible over NCCL; name the source");
   } else {
     checkRank({what, "src"}, source, comm.size());

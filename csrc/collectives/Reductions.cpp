@@ -18,21 +18,13 @@ constexpr int kFloat8Since = NCCL_VERSION(2, 24, 0);
 // Chooses how to reduce. Raises if the library is too old for the dtype: the library's own error
 // would only say that an argument is invalid.
 Reduction chooseReduction(
-    const Communicator& comm,
-    const char* what,
-    const c10d::ReduceOp& reduceOp,
+    const Communicator& comm, const char* what, const c10d::ReduceOp& reduceOp,
     c10::ScalarType dtype) {
   Reduction reduction(what, reduceOp, dtype);
   TORCH_CHECK(
-      !c10::isFloat8Type(dtype) || comm.libraryVersion() >= kFloat8Since,
-      what,
-      ": reduce op ",
-      reduction.name(),
-      " of ",
-      c10::toString(dtype),
-      " tensors takes NCCL ",
-      versionText(kFloat8Since),
-      " or later, and the loaded library is ",
+      !c10::isFloat8Type(dtype) || comm.libraryVersion() >= kFloat8Since, what, ": reduce op ",
+      reduction.name(), " of ", c10::toString(dtype), " tensors takes NCCL ",
+      versionText(kFloat8Since), " or later, and the loaded library is ",
       versionText(comm.libraryVersion()),
       "; convert the tensor, for example to bfloat16, or load a newer one "
       "(TORCHCOMM_NCCL_LIBRARY)");
@@ -41,12 +33,8 @@ Reduction chooseReduction(
 
 // Describes a collective. Its operator is ncclSum if the library only moves the data.
 Collective describe(
-    CollectiveKind kind,
-    const Tensor& input,
-    const Tensor& output,
-    size_t count,
-    const Reduction& reduction,
-    int root) {
+    CollectiveKind kind, const Tensor& input, const Tensor& output, size_t count,
+    const Reduction& reduction, int root) {
   return {
       .kind = kind,
       .input = input.data_ptr(),
@@ -66,13 +54,8 @@ void keepFactor(PreparedOp& call, const Reduction& reduction) {
 
 // Makes the library reduce the ranks' `input`s into `output`.
 void setReduction(
-    PreparedOp& call,
-    CollectiveKind kind,
-    const Tensor& input,
-    const Tensor& output,
-    size_t count,
-    const Reduction& reduction,
-    int root = 0) {
+    PreparedOp& call, CollectiveKind kind, const Tensor& input, const Tensor& output, size_t count,
+    const Reduction& reduction, int root = 0) {
   call.task = describe(kind, input, output, count, reduction, root);
   keepFactor(call, reduction);
 }
@@ -80,14 +63,8 @@ void setReduction(
 // Makes the library move the ranks' inputs into `parts`, and the epilogue reduce `parts` into
 // `target`. `target` has no value on a rank that gets no result.
 void setLocalReduction(
-    PreparedOp& call,
-    CollectiveKind kind,
-    const Tensor& input,
-    const Tensor& parts,
-    size_t count,
-    const Reduction& reduction,
-    const std::optional<OutputBuffer>& target,
-    int root = 0) {
+    PreparedOp& call, CollectiveKind kind, const Tensor& input, const Tensor& parts, size_t count,
+    const Reduction& reduction, const std::optional<OutputBuffer>& target, int root = 0) {
   call.task = describe(kind, input, parts, count, reduction, root);
   call.buffers.push_back(parts);
   if (target) {
@@ -101,10 +78,7 @@ void setLocalReduction(
 // Makes the operation reduce the ranks' `input`s, contiguous and of equal parts, and set `output`
 // to this rank's part of the result.
 void setReduceScatter(
-    const Communicator& comm,
-    PreparedOp& call,
-    const Tensor& output,
-    const Tensor& input,
+    const Communicator& comm, PreparedOp& call, const Tensor& output, const Tensor& input,
     const Reduction& reduction) {
   OutputBuffer target(output);
   const size_t count = output.numel() * reduction.wire().factor;
@@ -120,10 +94,7 @@ void setReduceScatter(
 }  // namespace
 
 WorkPtr allReduce(
-    Communicator& comm,
-    const Options& options,
-    const Tensor& output,
-    const Tensor& input,
+    Communicator& comm, const Options& options, const Tensor& output, const Tensor& input,
     const c10d::ReduceOp& reduceOp) {
   auto call = comm.prepare(OpKind::allReduce, options);
   const char* const what = name(call.op.kind);
@@ -155,10 +126,7 @@ WorkPtr allReduce(
 }
 
 WorkPtr reduce(
-    Communicator& comm,
-    const Options& options,
-    const Tensor& tensor,
-    int root,
+    Communicator& comm, const Options& options, const Tensor& tensor, int root,
     const c10d::ReduceOp& reduceOp) {
   auto call = comm.prepare(OpKind::reduce, options);
   const char* const what = name(call.op.kind);
@@ -188,10 +156,7 @@ WorkPtr reduce(
 }
 
 WorkPtr reduceScatterSingle(
-    Communicator& comm,
-    const Options& options,
-    const Tensor& output,
-    const Tensor& input,
+    Communicator& comm, const Options& options, const Tensor& output, const Tensor& input,
     const c10d::ReduceOp& reduceOp) {
   auto call = comm.prepare(OpKind::reduceScatterSingle, options);
   const char* const what = name(call.op.kind);
@@ -207,10 +172,7 @@ WorkPtr reduceScatterSingle(
 }
 
 WorkPtr reduceScatter(
-    Communicator& comm,
-    const Options& options,
-    const Tensor& output,
-    const Tensors& inputs,
+    Communicator& comm, const Options& options, const Tensor& output, const Tensors& inputs,
     const c10d::ReduceOp& reduceOp) {
   auto call = comm.prepare(OpKind::reduceScatter, options);
   const char* const what = name(call.op.kind);
@@ -228,12 +190,7 @@ WorkPtr reduceScatter(
     return comm.issue(std::move(call));
   }
   TORCH_CHECK_VALUE(
-      reduction.onWire(),
-      what,
-      ": reduce op ",
-      reduction.name(),
-      " on ",
-      output.scalar_type(),
+      reduction.onWire(), what, ": reduce op ", reduction.name(), " on ", output.scalar_type(),
       " needs tensors of one size in input_list; use all_reduce instead");
   OutputBuffer target(output);
   std::vector<Collective> parts;

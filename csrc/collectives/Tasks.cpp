@@ -13,10 +13,7 @@ constexpr int kExchangeTag = -1;
 }  // namespace
 
 void setExchange(
-    const Communicator& comm,
-    PreparedOp& call,
-    std::vector<Part> sends,
-    std::vector<Part> receives,
+    const Communicator& comm, PreparedOp& call, std::vector<Part> sends, std::vector<Part> receives,
     ncclDataType_t type) {
   call.task = [&api = comm.api(), sends = std::move(sends), receives = std::move(receives), type](
                   ncclComm_t handle, cudaStream_t stream) {

@@ -17,10 +17,7 @@ struct Part {
 
 // Makes the operation send `sends` and receive `receives` in one group. All elements have `type`.
 void setExchange(
-    const Communicator& comm,
-    PreparedOp& call,
-    std::vector<Part> sends,
-    std::vector<Part> receives,
+    const Communicator& comm, PreparedOp& call, std::vector<Part> sends, std::vector<Part> receives,
     ncclDataType_t type);
 
 // Makes the operation run collectives, which share one type and one operator, in one group.

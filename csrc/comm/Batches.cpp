@@ -37,12 +37,8 @@ void Batches::dropEnded() {
   }
   for (const auto& batch : ended) {
     TORCH_WARN(
-        "thread ",
-        batch.thread,
-        " has ended and left a batch open on group '",
-        self_.group().name,
-        "', which is dropped; operations in it, which have not run: ",
-        batch.calls.size(),
+        "thread ", batch.thread, " has ended and left a batch open on group '", self_.group().name,
+        "', which is dropped; operations in it, which have not run: ", batch.calls.size(),
         batch.calls.empty() ? "" : std::string(", first ") + name(batch.calls.front().op.kind),
         ". End a batch in the thread that starts it");
   }

@@ -178,17 +178,14 @@ void CommHandle::failNow() {
 }
 
 ncclComm_t CommHandle::shrink(
-    const std::vector<int>& excluded,
-    int flags,
-    const NcclConfig& config,
+    const std::vector<int>& excluded, int flags, const NcclConfig& config,
     Clock::time_point deadline) const {
-  const auto make =
-      [comm = get(), flags, config, deadline, &api = api_, blocks = blocks_, excluded](
-          ncclComm_t* made) {
-        auto raw = config.raw(blocks);
-        auto gone = excluded;
-        return api.shrink(comm, gone, made, &raw, flags, deadline);
-      };
+  const auto make = [comm = get(), flags, config, deadline, &api = api_, blocks = blocks_,
+                     excluded](ncclComm_t* made) {
+    auto raw = config.raw(blocks);
+    auto gone = excluded;
+    return api.shrink(comm, gone, made, &raw, flags, deadline);
+  };
   if (!blocks_) {
     // The child goes on initializing in the background.
     ncclComm_t made = nullptr;

@@ -102,9 +102,7 @@ class CommHandle {
   // Makes and returns a communicator without the excluded ranks. Throws NcclError; its result is
   // ncclInProgress if some remaining rank has not arrived by the deadline.
   ncclComm_t shrink(
-      const std::vector<int>& excluded,
-      int flags,
-      const NcclConfig& config,
+      const std::vector<int>& excluded, int flags, const NcclConfig& config,
       Clock::time_point deadline) const;
 
   // Records that the end of the communicator has begun. Returns false if it had begun before.
@@ -137,9 +135,7 @@ class CommHandle {
   bool suspended() const { return suspended_.load(std::memory_order_acquire); }
   void refuseSuspended(const std::string& group) const {
     TORCH_CHECK(
-        !C10_UNLIKELY(suspended()),
-        "group '",
-        group,
+        !C10_UNLIKELY(suspended()), "group '", group,
         "' is suspended; call resume() on all of its ranks first");
   }
 

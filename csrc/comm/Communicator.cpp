@@ -22,14 +22,8 @@ std::string backendName(const Group& group) {
 }  // namespace
 
 Communicator::Communicator(
-    const Library& api,
-    CommHandle::Made made,
-    int rank,
-    int size,
-    Group group,
-    Milliseconds timeout,
-    Place place,
-    NcclConfig config)
+    const Library& api, CommHandle::Made made, int rank, int size, Group group,
+    Milliseconds timeout, Place place, NcclConfig config)
     : Identity(rank, size, std::move(group), std::move(place)),
       config_(std::move(config)),
       timeoutMs_(timeout.count()),
@@ -45,13 +39,7 @@ Communicator::Communicator(
 std::unique_ptr<Executor> Communicator::makeExecutor() {
   if (queues()) {
     return std::make_unique<StreamExecutor>(
-        *this,
-        place_.highPriority,
-        library_,
-        joining_,
-        inFlight_,
-        groupHooks_,
-        failureState_,
+        *this, place_.highPriority, library_, joining_, inFlight_, groupHooks_, failureState_,
         watchdog_);
   }
   return std::make_unique<HostExecutor>(

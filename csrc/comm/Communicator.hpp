@@ -53,14 +53,8 @@ class Communicator final : public Identity, public Launcher, public Monitor::Wat
 
   // Takes over `made`, which was made with `config`. Construct with Monitor::watch().
   Communicator(
-      const Library& api,
-      CommHandle::Made made,
-      int rank,
-      int size,
-      Group group,
-      Milliseconds timeout,
-      Place place,
-      NcclConfig config = {});
+      const Library& api, CommHandle::Made made, int rank, int size, Group group,
+      Milliseconds timeout, Place place, NcclConfig config = {});
   ~Communicator() override;
 
   std::shared_ptr<Communicator> self() {
@@ -122,11 +116,8 @@ class Communicator final : public Identity, public Launcher, public Monitor::Wat
   // list raises ValueError, and so do the ranks whose lists contain that rank. `config`: this
   // communicator's by default. `named`: whether NCCL gets the group's name.
   std::shared_ptr<Communicator> split(
-      const std::vector<int>& ranks,
-      Group group,
-      Milliseconds timeout,
-      const std::optional<NcclConfig>& config = std::nullopt,
-      bool named = false);
+      const std::vector<int>& ranks, Group group, Milliseconds timeout,
+      const std::optional<NcclConfig>& config = std::nullopt, bool named = false);
   // Returns the number of splits so far, without those that a hook has cancelled. The same on every
   // rank.
   uint64_t splits() const { return splits_; }
@@ -195,8 +186,8 @@ class Communicator final : public Identity, public Launcher, public Monitor::Wat
   GroupHooks groupHooks_;
   RecorderSet recorders_{*this, library_};
   DeferredOps deferred_{library_};
-  FailureState failureState_{
-      *this, failure_, library_, inFlight_, groupHooks_, recorders_, deferred_, *observer_};
+  FailureState failureState_{*this,       failure_,   library_,  inFlight_,
+                             groupHooks_, recorders_, deferred_, *observer_};
   Watchdog watchdog_{*this, library_, inFlight_, deferred_, failureState_, *observer_};
   Joining joining_{*this, library_, inFlight_, failureState_};
   const std::unique_ptr<Executor> executor_;

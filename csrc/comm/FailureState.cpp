@@ -155,16 +155,9 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
     // failure must wait for neither.
     const auto done = std::make_shared<std::promise<void>>();
     hooksDone_ = done->get_future();
-    Monitor::get().runDetached([unfinished,
-                                this,
-                                alive = self_.keepAlive(),
-                                first = std::move(first),
-                                table = std::move(table),
-                                end,
-                                dump,
-                                tells,
-                                ours,
-                                done] {
+    Monitor::get().runDetached([unfinished, this, alive = self_.keepAlive(),
+                                first = std::move(first), table = std::move(table), end, dump,
+                                tells, ours, done] {
       {
         const InAbortHook inside;
         if (tells) {
@@ -264,8 +257,7 @@ std::exception_ptr FailureState::error(const Operation& op, ncclResult_t result)
                             : library_.api().getErrorString(result);
   }
   auto failure = describe(
-      result == ncclRemoteError ? c10d::ErrorType::REMOTE_ERROR : c10d::ErrorType::COMM_ERROR,
-      op,
+      result == ncclRemoteError ? c10d::ErrorType::REMOTE_ERROR : c10d::ErrorType::COMM_ERROR, op,
       why);
   if (result == ncclRemoteError) {
     failure.ranks = report.ranks;
@@ -355,8 +347,7 @@ void FailureState::timeOut(const Operation& op, Milliseconds timeout, const Expl
 void FailureState::lose(
     const Operation& op, const std::vector<int>& ranks, const std::vector<int>& pids) {
   auto failure = describe(
-      c10d::ErrorType::REMOTE_ERROR,
-      op,
+      c10d::ErrorType::REMOTE_ERROR, op,
       rankNames(ranks) + (pids.size() == 1 ? " (pid " : " (pids ") + joinRanks(pids) + ") died" +
           ofGraphs());
   failure.ranks = ranks;

@@ -43,13 +43,8 @@ class FailureState {
 
   // `failure`: where to keep the failure, see get().
   FailureState(
-      const Identity& self,
-      AtomicShared<const Failure>& failure,
-      CommHandle& library,
-      InFlightOps& inFlight,
-      GroupHooks& hooks,
-      RecorderSet& recorders,
-      DeferredOps& deferred,
+      const Identity& self, AtomicShared<const Failure>& failure, CommHandle& library,
+      InFlightOps& inFlight, GroupHooks& hooks, RecorderSet& recorders, DeferredOps& deferred,
       Observer& observer)
       : self_(self),
         failure_(failure),

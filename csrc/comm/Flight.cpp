@@ -28,10 +28,7 @@ WorkPtr Flight::work() const {
 }
 
 void Flight::depart(
-    c10::Stream stream,
-    c10::Stream issuer,
-    EventPtr start,
-    EventPtr end,
+    c10::Stream stream, c10::Stream issuer, EventPtr start, EventPtr end,
     std::shared_ptr<const void> keepAlive) {
   LockGuard lock(mutex_);
   stream_ = stream;
@@ -42,10 +39,7 @@ void Flight::depart(
 }
 
 void Flight::departInGraph(
-    c10::Stream stream,
-    c10::Stream issuer,
-    EventPtr end,
-    std::shared_ptr<const void> keepAlive,
+    c10::Stream stream, c10::Stream issuer, EventPtr end, std::shared_ptr<const void> keepAlive,
     uint64_t capture) {
   depart(stream, issuer, /*start=*/nullptr, std::move(end), std::move(keepAlive));
   capture_ = capture;

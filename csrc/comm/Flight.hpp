@@ -42,18 +42,12 @@ class Flight final : public EventPoller::Awaited {
   // Records that the operation is queued in `stream`, and that its caller goes on in `issuer`. The
   // operation ends with `end`, and needs `keepAlive` until then. `start` is null without timing.
   void depart(
-      c10::Stream stream,
-      c10::Stream issuer,
-      EventPtr start,
-      EventPtr end,
+      c10::Stream stream, c10::Stream issuer, EventPtr start, EventPtr end,
       std::shared_ptr<const void> keepAlive);
   // Records the same for an operation in the graph that the stream captures. `capture`: the
   // capture's number, see GraphStream; 0 if the operation is in `issuer` itself.
   void departInGraph(
-      c10::Stream stream,
-      c10::Stream issuer,
-      EventPtr end,
-      std::shared_ptr<const void> keepAlive,
+      c10::Stream stream, c10::Stream issuer, EventPtr end, std::shared_ptr<const void> keepAlive,
       uint64_t capture);
   // Records that a future of the operation was completed: a stream of its holder will wait.
   void noteFuture() { hasFuture_.store(true, std::memory_order_relaxed); }

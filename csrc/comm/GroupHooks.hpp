@@ -40,11 +40,8 @@ class GroupHooks {
 
   // Calls the hooks for the end of an operation.
   void tellEnd(
-      const Operation& op,
-      const WorkPtr& work,
-      const std::exception_ptr& error,
-      Clock::time_point started,
-      Clock::time_point finished);
+      const Operation& op, const WorkPtr& work, const std::exception_ptr& error,
+      Clock::time_point started, Clock::time_point finished);
 
  private:
   template <class Hook>

@@ -66,10 +66,7 @@ class GroupTotals {
     const auto& of = kinds_[static_cast<size_t>(kind)];
     const auto read = [](const auto& count) { return count.load(std::memory_order_relaxed); };
     return {
-        read(of.operations),
-        read(of.failures),
-        read(of.bytes),
-        Clock::duration(read(of.lasted)),
+        read(of.operations), read(of.failures), read(of.bytes), Clock::duration(read(of.lasted)),
         Clock::duration(read(of.waited))};
   }
   uint64_t inFlight() const { return inFlight_.load(std::memory_order_relaxed); }

@@ -10,8 +10,7 @@ namespace {
 
 // Runs all post hooks, even if some raise. If `error` is null, sets it to the first exception.
 void fireNow(
-    const Hooks::Table& table,
-    const std::shared_ptr<PostHookArgs>& args,
+    const Hooks::Table& table, const std::shared_ptr<PostHookArgs>& args,
     std::exception_ptr& error) {
   for (const auto& [id, hook] : table.post) {
     try {
@@ -104,11 +103,8 @@ WorkPtr Hooks::launch(PreparedOp& call, WorkPtr work, Communicator& comm) {
 }
 
 void Hooks::tellEnd(
-    const Operation& op,
-    const WorkPtr& work,
-    const std::exception_ptr& error,
-    Clock::time_point started,
-    Clock::time_point finished) {
+    const Operation& op, const WorkPtr& work, const std::exception_ptr& error,
+    Clock::time_point started, Clock::time_point finished) {
   if (!op.hooked) {
     return;
   }
@@ -136,11 +132,8 @@ void Hooks::tellEnd(
 }
 
 void GroupHooks::tellEnd(
-    const Operation& op,
-    const WorkPtr& work,
-    const std::exception_ptr& error,
-    Clock::time_point started,
-    Clock::time_point finished) {
+    const Operation& op, const WorkPtr& work, const std::exception_ptr& error,
+    Clock::time_point started, Clock::time_point finished) {
   if (const auto hook = this->end()) {
     // Hides the Work of a synchronous operation, which only measures the duration.
     (*hook)(op, op.async ? work.get() : nullptr, started, finished);

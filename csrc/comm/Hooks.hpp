@@ -117,11 +117,8 @@ class Hooks {
   // Calls the end hooks for an operation that launch() has started, and the post hooks if it is
   // asynchronous.
   void tellEnd(
-      const Operation& op,
-      const WorkPtr& work,
-      const std::exception_ptr& error,
-      Clock::time_point started,
-      Clock::time_point finished);
+      const Operation& op, const WorkPtr& work, const std::exception_ptr& error,
+      Clock::time_point started, Clock::time_point finished);
   // Runs `body` between pre and post hooks. `body`, such as finalize, calls no launch().
   void run(const std::shared_ptr<PreHookArgs>& before, const std::function<void()>& body);
   static std::shared_ptr<PreHookArgs> argsOf(const PreparedOp& call, uint64_t id);

@@ -23,14 +23,8 @@ class Watchdog;
 class HostExecutor final : public Executor {
  public:
   HostExecutor(
-      CommHandle& library,
-      Joining& joining,
-      InFlightOps& inFlight,
-      GroupHooks& hooks,
-      DeferredOps& deferred,
-      FailureState& failureState,
-      Watchdog& watchdog,
-      Observer& observer)
+      CommHandle& library, Joining& joining, InFlightOps& inFlight, GroupHooks& hooks,
+      DeferredOps& deferred, FailureState& failureState, Watchdog& watchdog, Observer& observer)
       : library_(library),
         joining_(joining),
         inFlight_(inFlight),

@@ -25,9 +25,7 @@ ncclComm_t Joining::usable() const {
   }
   auto* const comm = library_.get();
   TORCH_CHECK(
-      (comm != nullptr || !library_.ready()) && !library_.closed(),
-      "group '",
-      self_.group().name,
+      (comm != nullptr || !library_.ready()) && !library_.closed(), "group '", self_.group().name,
       "' has been shut down; create a new one");
   return comm;
 }

@@ -63,11 +63,8 @@ std::string splitDifference(
 }  // namespace
 
 std::shared_ptr<Communicator> Communicator::split(
-    const std::vector<int>& ranks,
-    Group group,
-    Milliseconds timeout,
-    const std::optional<NcclConfig>& config,
-    bool named) {
+    const std::vector<int>& ranks, Group group, Milliseconds timeout,
+    const std::optional<NcclConfig>& config, bool named) {
   // A rank with a wrong list takes part nevertheless, as a member of no group: otherwise the ranks
   // with a correct list would wait for this rank.
   const auto wrong = splitMistake(ranks, rank_, size_);
@@ -110,14 +107,8 @@ std::shared_ptr<Communicator> Communicator::split(
   }
   const auto difference = splitDifference(ofChild, child, ranks, key);
   auto made = Monitor::watch<Communicator>(
-      ofChild,
-      CommHandle::Made{child},
-      key,
-      static_cast<int>(ranks.size()),
-      std::move(group),
-      timeout,
-      place_,
-      chosen);
+      ofChild, CommHandle::Made{child}, key, static_cast<int>(ranks.size()), std::move(group),
+      timeout, place_, chosen);
   if (!difference.empty()) {
     library_.keepUntilEnd(std::move(made));  // other ranks may still be connecting to it
     TORCH_CHECK_VALUE(false, difference);
@@ -130,8 +121,7 @@ std::shared_ptr<Communicator> Communicator::split(
 std::shared_ptr<Communicator> Communicator::shrink(
     const std::vector<int>& excluded, bool abort, Group group, Milliseconds timeout) {
   TORCH_CHECK(
-      api().has(Feature::shrink),
-      "shrink: ",
+      api().has(Feature::shrink), "shrink: ",
       device().is_cpu()
           ? "the ranks of group '" + group_.name +
                 "' are on several hosts, where groups of CPU tensors cannot shrink; have the ranks "
@@ -143,15 +133,10 @@ std::shared_ptr<Communicator> Communicator::shrink(
   TORCH_CHECK_VALUE(
       !gone.empty() && gone.front() >= 0 && gone.back() < size_ &&
           std::adjacent_find(gone.begin(), gone.end()) == gone.end(),
-      "shrink: excluded ranks must be distinct and in 0 .. ",
-      size_ - 1,
-      ", got [",
-      joinRanks(excluded),
-      "]");
+      "shrink: excluded ranks must be distinct and in 0 .. ", size_ - 1, ", got [",
+      joinRanks(excluded), "]");
   TORCH_CHECK_VALUE(
-      !std::binary_search(gone.begin(), gone.end(), rank_),
-      "shrink: this rank (",
-      rank_,
+      !std::binary_search(gone.begin(), gone.end(), rank_), "shrink: this rank (", rank_,
       ") is among the excluded ones; only the ranks that stay call it");
 
   // Does not call launch(), which would raise: a failed communicator can be shrunk, too.
@@ -180,16 +165,10 @@ std::shared_ptr<Communicator> Communicator::shrink(
       inFlight_.remove(entry);
     }
     TORCH_CHECK(
-        library_.get() != nullptr,
-        "shrink: the communicator of group '",
-        group_.name,
-        "' for ",
-        device(),
-        " was aborted when it failed, and is gone: the loaded NCCL lacks ",
-        introduced(Feature::revoke).functions,
-        ", which came with ",
-        introduced(Feature::revoke).version,
-        ". Destroy the group and create a new one");
+        library_.get() != nullptr, "shrink: the communicator of group '", group_.name, "' for ",
+        device(), " was aborted when it failed, and is gone: the loaded NCCL lacks ",
+        introduced(Feature::revoke).functions, ", which came with ",
+        introduced(Feature::revoke).version, ". Destroy the group and create a new one");
     if (abort && queues()) {
       failureState_.shrink();
     }
@@ -201,8 +180,7 @@ std::shared_ptr<Communicator> Communicator::shrink(
       } catch (const host::NcclError& why) {
         const bool late = why.result == ncclInProgress;
         throw CommError(failureState_.describe(
-            late ? c10d::ErrorType::TIMEOUT : c10d::ErrorType::COMM_ERROR,
-            call.op,
+            late ? c10d::ErrorType::TIMEOUT : c10d::ErrorType::COMM_ERROR, call.op,
             late ? "timed out after " + inSeconds(call.op.timeout) +
                        ": not all ranks that stay have come"
                  : why.what()));
@@ -230,14 +208,8 @@ std::shared_ptr<Communicator> Communicator::shrink(
   }
   const auto before = std::lower_bound(gone.begin(), gone.end(), rank_) - gone.begin();
   auto made = Monitor::watch<Communicator>(
-      api(),
-      CommHandle::Made{child},
-      rank_ - static_cast<int>(before),
-      size_ - static_cast<int>(gone.size()),
-      std::move(group),
-      timeout,
-      place_,
-      config_);
+      api(), CommHandle::Made{child}, rank_ - static_cast<int>(before),
+      size_ - static_cast<int>(gone.size()), std::move(group), timeout, place_, config_);
   made->watchdog_.openShrunk(watchdog_, gone);
   return made;
 }

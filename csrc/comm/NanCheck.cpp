@@ -52,20 +52,8 @@ void refuseNan(const PreHookArgs& args, int rank) {
     }
     const auto count = at::isnan(wide(tensor)).sum().item<int64_t>();
     TORCH_CHECK(
-        count == 0,
-        text(args.name),
-        " (op_id ",
-        args.opId,
-        ") on rank ",
-        rank,
-        ": input ",
-        i,
-        " of shape ",
-        tensor.sizes(),
-        " holds ",
-        count,
-        " NaN in ",
-        tensor.numel(),
+        count == 0, text(args.name), " (op_id ", args.opId, ") on rank ", rank, ": input ", i,
+        " of shape ", tensor.sizes(), " holds ", count, " NaN in ", tensor.numel(),
         " elements; it was not sent");
   }
 }

@@ -69,8 +69,7 @@ class Observer {
   // All ranks have connected, and share `store`, in which the keys of this communicator begin with
   // `prefix`. `peers`: the ranks' processes.
   virtual void open(
-      const c10::intrusive_ptr<c10d::Store>& /*store*/,
-      const std::string& /*prefix*/,
+      const c10::intrusive_ptr<c10d::Store>& /*store*/, const std::string& /*prefix*/,
       const std::vector<Peer>& /*peers*/) {}
   // The communicator ends. Must not block. May be called again.
   virtual void close() {}

@@ -56,14 +56,8 @@ void OpenCall::refuse(const Identity& comm, const char* what) {
 
 void OpenCall::refuseIn(const Group& group, int rank, const std::string& call, const char* what) {
   TORCH_CHECK(
-      false,
-      what,
-      " of group '",
-      group.name,
-      "' on rank ",
-      group.numberOf(rank),
-      ": called by the handler of a signal in the middle of ",
-      call,
+      false, what, " of group '", group.name, "' on rank ", group.numberOf(rank),
+      ": called by the handler of a signal in the middle of ", call,
       " of that group, behind which it would wait for ever. A handler can end the group "
       "(destroy_process_group, finalize, abort), raise, use another group, or note the signal for "
       "the program to act on afterwards");

@@ -19,9 +19,7 @@ class OwnProcess {
   // Raises if another process has made the object.
   void check(const std::string& group) const {
     TORCH_CHECK(
-        isThis(),
-        "group '",
-        group,
+        isThis(), "group '", group,
         "' was created before this process was forked and cannot be used here; create groups in "
         "the child");
   }

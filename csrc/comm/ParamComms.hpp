@@ -18,12 +18,8 @@ namespace torchcomms_pg {
 // no elements: tools that sum up a group's traffic must not count the operation twice.
 template <class Body>
 decltype(auto) withParamComms(
-    const Communicator& comm,
-    const Operation& op,
-    const char* what,
-    const std::vector<at::Tensor>& inputs,
-    const std::vector<at::Tensor>& outputs,
-    bool hasWork,
+    const Communicator& comm, const Operation& op, const char* what,
+    const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs, bool hasWork,
     Body&& body) {
   if (C10_LIKELY(!at::hasCallbacks())) {
     return body();
@@ -32,21 +28,11 @@ decltype(auto) withParamComms(
   const bool moves = !inputs.empty() || !outputs.empty();
   const auto [numelIn, numelOut] = profileSizes(op, comm.size());
   TORCHCOMMS_PG_RECORD_PARAM_COMMS(
-      op.async,
-      std::make_tuple(static_cast<int64_t>(op.seq), op.countsAsMessage()),
-      std::make_tuple(group.name, group.description),
-      inputs,
-      outputs,
-      isPointToPoint(op.kind) || op.peer >= 0 ? op.peer : comm.rank(),
-      std::string(what),
-      moves ? numelIn : 0,
-      moves ? numelOut : 0,
-      moves ? op.dtype : c10::ScalarType::Byte,
-      op.inputSplits,
-      op.outputSplits,
-      group.globalRankStart,
-      group.globalRankStride,
-      comm.size());
+      op.async, std::make_tuple(static_cast<int64_t>(op.seq), op.countsAsMessage()),
+      std::make_tuple(group.name, group.description), inputs, outputs,
+      isPointToPoint(op.kind) || op.peer >= 0 ? op.peer : comm.rank(), std::string(what),
+      moves ? numelIn : 0, moves ? numelOut : 0, moves ? op.dtype : c10::ScalarType::Byte,
+      op.inputSplits, op.outputSplits, group.globalRankStart, group.globalRankStride, comm.size());
   at::RecordFunction range(at::RecordScope::USER_SCOPE);
   std::vector<c10::IValue> values;
   if (!hasWork && range.isActive()) {  // a Work has its own range, of the same form

@@ -14,12 +14,8 @@ namespace {
 
 void need(const Communicator& comm, Feature feature, const char* what) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      comm.api().has(feature),
-      what,
-      ": the loaded library has no ",
-      introduced(feature).functions,
-      ", which came with NCCL ",
-      introduced(feature).version,
+      comm.api().has(feature), what, ": the loaded library has no ", introduced(feature).functions,
+      ", which came with NCCL ", introduced(feature).version,
       "; python -m torchcomms_pg.nccl tells which one is loaded");
 }
 
@@ -28,8 +24,7 @@ void need(const Communicator& comm, Feature feature, const char* what) {
 void manage(
     Communicator& comm, OpKind kind, const std::function<ncclResult_t(ncclComm_t comm)>& body) {
   TORCH_CHECK(
-      !comm.batches().open(),
-      name(kind),
+      !comm.batches().open(), name(kind),
       ": cannot be part of a group of operations; call it before");
   comm.joining().usable();
   Operation op;
@@ -52,9 +47,7 @@ void manage(
 }  // namespace
 
 void registerMemory(
-    Communicator& comm,
-    Registrations::Pool pool,
-    const std::vector<PoolSegment>& segments,
+    Communicator& comm, Registrations::Pool pool, const std::vector<PoolSegment>& segments,
     bool symmetric) {
   const char* const what = name(OpKind::registerMemory);
   OpenCall::refuse(comm, what);
@@ -76,11 +69,8 @@ bool deregisterMemory(Communicator& comm, Registrations::Pool pool) {
   const auto order = comm.library().holdOrder();
   const auto result = comm.library().registrations().remove(pool);
   TORCH_CHECK(
-      result.value_or(ncclSuccess) == ncclSuccess,
-      "deregister_mem_pool: group '",
-      comm.group().name,
-      "': ",
-      comm.api().getErrorString(*result));
+      result.value_or(ncclSuccess) == ncclSuccess, "deregister_mem_pool: group '",
+      comm.group().name, "': ", comm.api().getErrorString(*result));
   return result.has_value();
 }
 
@@ -88,9 +78,7 @@ void suspend(Communicator& comm) {
   OpenCall::refuse(comm, name(OpKind::suspend));
   need(comm, Feature::suspend, "suspend");
   TORCH_CHECK(
-      comm.library().setSuspended(true),
-      "suspend: group '",
-      comm.group().name,
+      comm.library().setSuspended(true), "suspend: group '", comm.group().name,
       "' is suspended already; call resume() first");
   try {
     comm.drain();
@@ -107,9 +95,7 @@ void resume(Communicator& comm) {
   OpenCall::refuse(comm, name(OpKind::resume));
   need(comm, Feature::resume, "resume");
   TORCH_CHECK(
-      comm.library().suspended(),
-      "resume: group '",
-      comm.group().name,
+      comm.library().suspended(), "resume: group '", comm.group().name,
       "' is not suspended; suspend() comes before");
   manage(comm, OpKind::resume, [&](ncclComm_t handle) { return comm.api().commResume(handle); });
   comm.library().setSuspended(false);
@@ -130,14 +116,8 @@ std::unordered_map<std::string, uint64_t> memoryStats(Communicator& comm) {
   for (const auto& [key, stat] : kStats) {
     const auto result = comm.api().commMemStats(handle, stat, &stats[key]);
     TORCH_CHECK(
-        result == ncclSuccess,
-        "memory_stats: group '",
-        comm.group().name,
-        "': ",
-        comm.api().getErrorString(result),
-        " (",
-        comm.api().getLastError(handle),
-        ")");
+        result == ncclSuccess, "memory_stats: group '", comm.group().name,
+        "': ", comm.api().getErrorString(result), " (", comm.api().getLastError(handle), ")");
   }
   return stats;
 }

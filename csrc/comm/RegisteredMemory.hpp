@@ -16,9 +16,7 @@ namespace torchcomms_pg::ops {
 // library uses them in place. The registration ends when a segment is freed or the communicator is
 // closed. `symmetric`: the segments have the same layout on all ranks; the call is then collective.
 void registerMemory(
-    Communicator& comm,
-    Registrations::Pool pool,
-    const std::vector<PoolSegment>& segments,
+    Communicator& comm, Registrations::Pool pool, const std::vector<PoolSegment>& segments,
     bool symmetric);
 // Ends the registration of a pool. Returns false if the pool was not registered.
 bool deregisterMemory(Communicator& comm, Registrations::Pool pool);

@@ -160,8 +160,7 @@ void StreamExecutor::queue(PreparedOp& call, const c10::Stream& stream, const c1
 // Makes the streams in whose order torch reuses memory wait for the queued kernels. Otherwise
 // memory that the exception frees could be reused before the kernels have ended.
 void StreamExecutor::joinAfterError(
-    const c10::Stream& stream,
-    const c10::Stream& issuer,
+    const c10::Stream& stream, const c10::Stream& issuer,
     const std::vector<c10::Stream>& others) noexcept {
   if (stream == issuer && others.empty()) {
     return;

@@ -26,14 +26,8 @@ class StreamExecutor final : public Executor {
  public:
   // `highPriority`: whether the streams have high priority.
   StreamExecutor(
-      const Identity& self,
-      bool highPriority,
-      CommHandle& library,
-      Joining& joining,
-      InFlightOps& inFlight,
-      GroupHooks& hooks,
-      FailureState& failureState,
-      Watchdog& watchdog)
+      const Identity& self, bool highPriority, CommHandle& library, Joining& joining,
+      InFlightOps& inFlight, GroupHooks& hooks, FailureState& failureState, Watchdog& watchdog)
       : self_(self),
         library_(library),
         joining_(joining),
@@ -71,8 +65,7 @@ class StreamExecutor final : public Executor {
   // `stream`, see joinAfterError().
   void queue(PreparedOp& call, const c10::Stream& stream, const c10::Stream& issuer);
   void joinAfterError(
-      const c10::Stream& stream,
-      const c10::Stream& issuer,
+      const c10::Stream& stream, const c10::Stream& issuer,
       const std::vector<c10::Stream>& others) noexcept;
   // Returns whether the capture that contains the operation goes on.
   bool goesOn(const Flight& flight) const;

@@ -34,8 +34,7 @@ constexpr Milliseconds kNobodyWaits{20};
 }  // namespace
 
 void Watchdog::open(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    const std::string& prefix,
+    const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix,
     std::vector<Peer> peers) {
   if (self_.size() == 1 || store == nullptr) {
     return;

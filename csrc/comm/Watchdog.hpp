@@ -31,12 +31,8 @@ class InFlightOps;
 class Watchdog {
  public:
   Watchdog(
-      const Identity& self,
-      const CommHandle& library,
-      const InFlightOps& inFlight,
-      DeferredOps& deferred,
-      FailureState& failureState,
-      Observer& observer)
+      const Identity& self, const CommHandle& library, const InFlightOps& inFlight,
+      DeferredOps& deferred, FailureState& failureState, Observer& observer)
       : self_(self),
         library_(library),
         inFlight_(inFlight),
@@ -47,8 +43,7 @@ class Watchdog {
   // `store`, `prefix`: see Observer::open(). `peers`: the ranks' processes. Without a store, and in
   // a group of one rank, nothing is observed.
   void open(
-      const c10::intrusive_ptr<c10d::Store>& store,
-      const std::string& prefix,
+      const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix,
       std::vector<Peer> peers);
   // Does the same as open(), in a part of the parent's store, and as watchOver() if the parent
   // watches over processes. `ranks`: the ranks of the parent that are in this group.

@@ -35,14 +35,10 @@ c10d::WorkResult workResult(const std::exception_ptr& error) {
 }  // namespace
 
 Work::Work(
-    std::shared_ptr<Communicator> comm,
-    int rank,
-    Operation op,
-    std::vector<at::Tensor> inputs,
+    std::shared_ptr<Communicator> comm, int rank, Operation op, std::vector<at::Tensor> inputs,
     std::vector<at::Tensor> outputs)
     : latest::Work(
-          rank,
-          traits(op.kind).type,
+          rank, traits(op.kind).type,
           C10_UNLIKELY(at::hasCallbacks())
               ? rangeName(op, comm->group(), rank, !comm->device().is_cpu()).c_str()
               : nullptr,
@@ -79,8 +75,7 @@ bool Work::isSuccess() const {
 
 int Work::sourceRank() const {
   TORCH_CHECK(
-      operation().kind == OpKind::recv,
-      name(operation().kind),
+      operation().kind == OpKind::recv, name(operation().kind),
       ": only a receive has a source rank");
   std::lock_guard lock(mutex_);
   TORCH_CHECK(
@@ -165,13 +160,11 @@ float Work::getDuration() const {
   }
   std::lock_guard lock(mutex_);
   TORCH_CHECK(
-      timed_,
-      name(operation().kind),
+      timed_, name(operation().kind),
       ": no duration was taken; call enable_collectives_timing() on the group before the "
       "operation");
   TORCH_CHECK(
-      completed_,
-      name(operation().kind),
+      completed_, name(operation().kind),
       ": the duration is known when the operation has finished; call wait() first");
   return Duration(finished_ - started_).count();
 }

@@ -27,10 +27,7 @@ class Flight;
 class Work final : public latest::Work {
  public:
   Work(
-      std::shared_ptr<Communicator> comm,
-      int rank,
-      Operation op,
-      std::vector<at::Tensor> inputs,
+      std::shared_ptr<Communicator> comm, int rank, Operation op, std::vector<at::Tensor> inputs,
       std::vector<at::Tensor> outputs);
 
   bool isCompleted() override;

@@ -45,9 +45,8 @@ class AddressStore final : public c10d::Store {
         }
         if (std::chrono::steady_clock::now() >= deadline) {
           C10_THROW_ERROR(
-              DistStoreError,
-              "no rank has written '" + key + "' within " + std::to_string(timeout.count()) +
-                  " ms");
+              DistStoreError, "no rank has written '" + key + "' within " +
+                                  std::to_string(timeout.count()) + " ms");
         }
       }
     }

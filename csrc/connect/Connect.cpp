@@ -26,12 +26,8 @@ std::array<
 
 // Makes a Communicator that owns `made`. After an error, fails and aborts `made`.
 std::shared_ptr<Communicator> own(
-    const RendezvousInfo& info,
-    const Library& library,
-    CommHandle::Made made,
-    const Met& met,
-    const Communicator::Place& place,
-    const NcclConfig& config = {}) {
+    const RendezvousInfo& info, const Library& library, CommHandle::Made made, const Met& met,
+    const Communicator::Place& place, const NcclConfig& config = {}) {
   std::shared_ptr<Communicator> comm;
   auto* const handle = made.comm;
   try {
@@ -53,13 +49,8 @@ std::shared_ptr<Communicator> own(
 void checkDevice(const std::string& group, c10::Device device) {
   const int count = deviceCount(device.type());
   TORCH_CHECK_VALUE(
-      device.index() < count,
-      "group '",
-      group,
-      "' cannot communicate tensors on ",
-      device,
-      ": torch sees ",
-      count,
+      device.index() < count, "group '", group, "' cannot communicate tensors on ", device,
+      ": torch sees ", count,
       " such devices here. It takes a GPU, its driver, and a torch that is built for it");
 }
 
@@ -110,12 +101,8 @@ ncclComm_t joinInside(
 // Connects ranks that have met in the store: through shared memory if `placeOf` returns equal names
 // for them, otherwise through Gloo. If `placeOf` is null, no ranks share memory.
 std::shared_ptr<Communicator> connectMet(
-    RendezvousInfo info,
-    const ConnectGloo& connectGloo,
-    gloo::Connected connected,
-    std::string (*placeOf)(const Peer& peer),
-    const Met& met,
-    const std::function<void()>& look) {
+    RendezvousInfo info, const ConnectGloo& connectGloo, gloo::Connected connected,
+    std::string (*placeOf)(const Peer& peer), const Met& met, const std::function<void()>& look) {
   std::vector<std::string> places;
   places.reserve(info.size);
   const bool acrossHosts = std::any_of(met.peers.begin(), met.peers.end(), [&](const Peer& peer) {
@@ -136,14 +123,12 @@ std::shared_ptr<Communicator> connectMet(
       {.store = c10::make_intrusive<c10d::PrefixStore>(met.prefix + "gloo", info.store),
        .topology = topology,
        .inside = joinInside(info, met.peers, *topology),
-       .connect =
-           [connectGloo, acrossHosts](c10::intrusive_ptr<c10d::Store> store, int rank, int size) {
-             return connectGloo(std::move(store), rank, size, acrossHosts);
-           },
+       .connect = [connectGloo, acrossHosts](
+                      c10::intrusive_ptr<c10d::Store> store, int rank,
+                      int size) { return connectGloo(std::move(store), rank, size, acrossHosts); },
        .timeout = info.timeout,
        .died = died},
-      connected,
-      look);
+      connected, look);
   return own(info, gloo::library(), {comm}, met, {});
 }
 
@@ -156,23 +141,15 @@ void useHostStreams(c10::DeviceType type, const std::string& library) {
 
 void checkCarried(const char* what, const std::string& group, c10::Device device) {
   TORCH_CHECK_VALUE(
-      device.is_cuda() || hostStreams[static_cast<size_t>(device.type())] != nullptr,
-      what,
-      ": the tensor is on ",
-      device,
-      ", and group '",
-      group,
+      device.is_cuda() || hostStreams[static_cast<size_t>(device.type())] != nullptr, what,
+      ": the tensor is on ", device, ", and group '", group,
       "' communicates CPU tensors and, through NCCL where there is a GPU, CUDA tensors; move it "
       "with tensor.to('cpu')");
 }
 
 void refuseCapture(const std::string& group, c10::Device device) {
   TORCH_CHECK(
-      !isCapturing(currentStream(device)),
-      "group '",
-      group,
-      "' has no connections for ",
-      device,
+      !isCapturing(currentStream(device)), "group '", group, "' has no connections for ", device,
       " yet, and a graph is being captured; run one operation of the group before the capture, or "
       "pass device_id to init_process_group");
 }
@@ -184,21 +161,15 @@ std::shared_ptr<Communicator> connectHosts(
   };
   const auto overGloo = [&](const Met& met, const std::function<void()>& look) {
     return connectMet(
-        info,
-        connectGloo,
+        info, connectGloo,
         presentAccelerator() ? gloo::Connected::whenNeeded : gloo::Connected::now,
-        [](const Peer& peer) { return peer.place(); },
-        met,
-        look);
+        [](const Peer& peer) { return peer.place(); }, met, look);
   };
   auto joined = joinOnHost(
       shm::library(), info, share, {}, connectGloo != nullptr ? Connecting(overGloo) : nullptr);
   TORCH_CHECK(
-      joined.comm != nullptr,
-      "'",
-      info.group.name,
-      "' goes through shared memory, and its ranks are on different hosts: ",
-      joined.unavailable,
+      joined.comm != nullptr, "'", info.group.name,
+      "' goes through shared memory, and its ranks are on different hosts: ", joined.unavailable,
       ". Use backend 'gloo', or one communicator for each host");
   if (peers != nullptr) {
     *peers = std::move(joined.peers);
@@ -215,11 +186,11 @@ std::shared_ptr<Communicator> connectThroughGloo(
 
 std::shared_ptr<Communicator> connect(
     const RendezvousInfo& info, c10::Device device, const AcceleratorOptions& options) {
-  const auto make =
-      [&](const Library& library, CommHandle::Made made, const Met& met, const NcclConfig& config) {
-        const Communicator::Place place{device, options.highPriority, met.pair};
-        return own(info, library, std::move(made), met, place, config);
-      };
+  const auto make = [&](const Library& library, CommHandle::Made made, const Met& met,
+                        const NcclConfig& config) {
+    const Communicator::Place place{device, options.highPriority, met.pair};
+    return own(info, library, std::move(made), met, place, config);
+  };
   const auto& name = info.group.name;
   checkCarried("connect", name, device);
   checkDevice(name, device);
@@ -228,20 +199,14 @@ std::shared_ptr<Communicator> connect(
   if (onHost != nullptr && onHost->empty()) {
     options.config.check(shm::oldNccl());
     auto joined = joinOnHost(
-        shm::oldNccl(),
-        info,
+        shm::oldNccl(), info,
         [&](ncclComm_t comm, const Met& met) {
           return make(shm::oldNccl(), {comm}, met, options.config);
         },
         options.config);
     TORCH_CHECK(
-        joined.comm != nullptr,
-        "group '",
-        name,
-        "': tensors on ",
-        device,
-        " go through shared memory, and its ranks are on different hosts: ",
-        joined.unavailable);
+        joined.comm != nullptr, "group '", name, "': tensors on ", device,
+        " go through shared memory, and its ranks are on different hosts: ", joined.unavailable);
     return std::move(joined.comm);
   }
   const auto& library = Libnccl::load(

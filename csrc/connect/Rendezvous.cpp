@@ -105,8 +105,7 @@ std::vector<int> rootsOf(int size, int count) {
 // Returns rank 0's answer. `said` has each rank's version of NCCL, followed by a unique id if the
 // rank is a root. `pair`: see differences().
 std::string gatherIds(
-    const std::vector<std::string>& said,
-    const std::vector<int>& roots,
+    const std::vector<std::string>& said, const std::vector<int>& roots,
     const std::vector<int>& pair = {}) {
   std::vector<std::string> versions;
   std::vector<std::string> ids;
@@ -191,10 +190,7 @@ std::string keyOf(const std::string& name) {
 }
 
 JoinResult joinOnHost(
-    const Library& library,
-    const RendezvousInfo& info,
-    const Make& make,
-    const NcclConfig& config,
+    const Library& library, const RendezvousInfo& info, const Make& make, const NcclConfig& config,
     const Connecting& elsewhere) {
   if (info.size == 1) {
     std::vector<ncclUniqueId> ids(1);
@@ -250,8 +246,7 @@ NcclRendezvous rendezvousOverNccl(
   return rendezvous.run([&] {
     const MonitorRuns monitor;
     const auto answer = rendezvous.exchange(
-        mine,
-        [&](const std::vector<std::string>& said) { return gatherIds(said, roots); },
+        mine, [&](const std::vector<std::string>& said) { return gatherIds(said, roots); },
         [&](const std::vector<std::string>& said) { return pairIds(library, info, said); });
     met.met = rendezvous.met();
     met.ids = readIds(info, answer, met.met.pair.empty() ? roots.size() : 1);
@@ -260,16 +255,12 @@ NcclRendezvous rendezvousOverNccl(
 }
 
 std::unique_ptr<BlockingCall> joinOverNccl(
-    const Library& library,
-    std::vector<ncclUniqueId> ids,
-    const RendezvousInfo& info,
-    c10::Device device,
-    const NcclConfig& config) {
+    const Library& library, std::vector<ncclUniqueId> ids, const RendezvousInfo& info,
+    c10::Device device, const NcclConfig& config) {
   return std::make_unique<BlockingCall>(
-      library,
-      device,
-      [&library, ids = std::move(ids), size = info.size, rank = info.rank, config](
-          ncclComm_t* made) {
+      library, device,
+      [&library, ids = std::move(ids), size = info.size, rank = info.rank,
+       config](ncclComm_t* made) {
         auto raw = config.raw(/*blocking=*/true);
         auto all = ids;
         return library.init(made, all, size, rank, &raw);

@@ -85,11 +85,8 @@ using Connecting =
 // - if a rank cannot join, with its reason on all ranks;
 // - if the store is gone, naming no rank unless a known rank has died with it.
 JoinResult joinOnHost(
-    const Library& library,
-    const RendezvousInfo& info,
-    const Make& make,
-    const NcclConfig& config = {},
-    const Connecting& elsewhere = nullptr);
+    const Library& library, const RendezvousInfo& info, const Make& make,
+    const NcclConfig& config = {}, const Connecting& elsewhere = nullptr);
 
 // Calls `make` when every rank has arrived, on any hosts, and returns its communicator. Raises as
 // joinOnHost(). If `make` raises, the ranks that still wait get the reason.
@@ -112,10 +109,7 @@ NcclRendezvous rendezvousOverNccl(
 
 // Starts and returns the call that joins the ranks with these `ids` in a communicator on `device`.
 std::unique_ptr<BlockingCall> joinOverNccl(
-    const Library& library,
-    std::vector<ncclUniqueId> ids,
-    const RendezvousInfo& info,
-    c10::Device device,
-    const NcclConfig& config);
+    const Library& library, std::vector<ncclUniqueId> ids, const RendezvousInfo& info,
+    c10::Device device, const NcclConfig& config);
 
 }  // namespace torchcomms_pg

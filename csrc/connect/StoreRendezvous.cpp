@@ -159,8 +159,7 @@ std::string StoreRendezvous::exchange(
   judgePair_ = judgePair;
   if (self_.startTime == 0) {
     failInit(
-        info_.group.name,
-        std::string("/proc/self/stat cannot be read: ") + strerror(errno),
+        info_.group.name, std::string("/proc/self/stat cannot be read: ") + strerror(errno),
         {info_.rank});
   }
   auto answer = meet(mine, judge);
@@ -242,9 +241,8 @@ void StoreRendezvous::forget() {
 }
 
 std::string StoreRendezvous::meet(const std::string& mine, const Judge& judge) {
-  set(rankKey(info_.rank),
-      kId + self_.text() + " " + TORCHCOMMS_PG_VERSION + "\n" + std::to_string(info_.peer) + "\n" +
-          mine);
+  set(rankKey(info_.rank), kId + self_.text() + " " + TORCHCOMMS_PG_VERSION + "\n" +
+                               std::to_string(info_.peer) + "\n" + mine);
   said_ = true;
   if (info_.rank != 0) {
     return await(kAnswer);
@@ -380,9 +378,8 @@ std::optional<std::string> StoreRendezvous::value(const std::string& key) {
   auto found = valueOf(store_, prefix_ + key);
   if (found && found->empty()) {
     failInit(
-        info_.group.name,
-        "the store's key '" + prefix_ + key +
-            "' is empty: the ranks need a store that no other program writes to");
+        info_.group.name, "the store's key '" + prefix_ + key +
+                              "' is empty: the ranks need a store that no other program writes to");
   }
   return found;
 }

@@ -42,8 +42,7 @@ std::string reasonOf(const std::string& group, const std::exception& error);
 // Returns "rank 2 <what> 'a'; ranks 0, 1 <what> 'b'" if the ranks' texts differ, else "". `pair`:
 // the two ranks whose texts `said` has; empty if `said` has the texts of all ranks.
 std::string differences(
-    const std::vector<std::string>& said,
-    const std::string& what,
+    const std::vector<std::string>& said, const std::string& what,
     const std::vector<int>& pair = {});
 
 // One rank's part in a rendezvous. Only one thread may use the object.

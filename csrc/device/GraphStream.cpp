@@ -44,10 +44,9 @@ void GraphStream::dropEnded() {
   }
   decltype(kept_) ended;  // freed after the lock is released
   LockGuard lock(mutex_);
-  const auto end =
-      std::partition(kept_.begin(), kept_.end(), [&](const auto& entry) REQUIRES(mutex_) {
-        return openLocked(entry.first);
-      });
+  const auto end = std::partition(
+      kept_.begin(), kept_.end(),
+      [&](const auto& entry) REQUIRES(mutex_) { return openLocked(entry.first); });
   ended.assign(std::make_move_iterator(end), std::make_move_iterator(kept_.end()));
   kept_.erase(end, kept_.end());
   keeps_.store(!kept_.empty(), std::memory_order_relaxed);

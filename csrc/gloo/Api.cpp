@@ -192,10 +192,7 @@ class SeveralHosts final : public Library {
   }
   ncclResult_t commAbort(ncclComm_t handle) const override { return commDestroy(handle); }
   ncclResult_t commSplit(
-      ncclComm_t handle,
-      int color,
-      int key,
-      ncclComm_t* child,
+      ncclComm_t handle, int color, int key, ncclComm_t* child,
       ncclConfig_t* /*config*/) const override {
     return guarded([&] {
       const auto& comm = from(handle);
@@ -222,9 +219,7 @@ class SeveralHosts final : public Library {
     return ncclSuccess;
   }
   ncclResult_t fail(
-      ncclComm_t handle,
-      ncclResult_t result,
-      const std::string& reason,
+      ncclComm_t handle, ncclResult_t result, const std::string& reason,
       const std::vector<int>& ranks) const override {
     from(handle)->groupFailure().fail({result, reason, ranks});
     return ncclSuccess;

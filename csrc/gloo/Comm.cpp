@@ -13,22 +13,15 @@ namespace {
 
 // Makes a link between some ranks of the group. `name`: prefix of the link's keys in the store.
 std::shared_ptr<Link> newLink(
-    const Members& members,
-    const std::shared_ptr<GroupFailure>& groupFailure,
-    const std::string& name,
-    const std::vector<int>& ranks) {
+    const Members& members, const std::shared_ptr<GroupFailure>& groupFailure,
+    const std::string& name, const std::vector<int>& ranks) {
   const auto rank = std::ranges::find(ranks, members.topology->rank) - ranks.begin();
   std::vector<std::string> names;
   for (const int member : ranks) {
     names.push_back(members.topology->nameOf(member));
   }
   return Link::make(
-      {members.connect,
-       members.store,
-       name,
-       groupFailure,
-       ranks,
-       std::move(names),
+      {members.connect, members.store, name, groupFailure, ranks, std::move(names),
        static_cast<int>(rank)});
 }
 
@@ -43,8 +36,7 @@ Comm::Comm(Members members)
       inside_(shm::findHandle(members_.inside, "newComm")),
       groupFailure_(
           std::make_shared<GroupFailure>(
-              members_.store,
-              members_.topology->rank,
+              members_.store, members_.topology->rank,
               [topology = members_.topology, died = members_.died](int rank) {
                 const auto how = died(rank);
                 return how.empty() ? "" : topology->nameOf(rank) + " " + how;
@@ -204,11 +196,7 @@ Comm::Child Comm::split(int color, int key, const Place& place) {
       "split/" + std::to_string(place.tag) + "/" + std::to_string(color), members_.store);
   return {
       make(
-          {store,
-           std::move(topology),
-           inside,
-           members_.connect,
-           members_.timeout,
+          {store, std::move(topology), inside, members_.connect, members_.timeout,
            [died = members_.died, choices](int rank) { return died(choices[rank].rank); }},
           Connected::now),
       nullptr};
@@ -236,11 +224,8 @@ Probe Comm::probe() {
   if (own == nullptr) {
     own = members_.store->clone();
   }
-  auto look = [groupFailure = groupFailure_,
-               rail = rail_,
-               messages = messages_,
-               own = std::move(own),
-               seen = int64_t{0}](bool thorough) mutable {
+  auto look = [groupFailure = groupFailure_, rail = rail_, messages = messages_,
+               own = std::move(own), seen = int64_t{0}](bool thorough) mutable {
     if (groupFailure->known()) {
       return false;
     }

@@ -72,9 +72,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   void run(const host::Collective& collective, const Place& place);
   // Executes an all-to-all. `sends` and `receives`: by rank, a part of any size.
   void exchange(
-      const std::vector<Part>& sends,
-      const std::vector<Part>& receives,
-      ncclDataType_t type,
+      const std::vector<Part>& sends, const std::vector<Part>& receives, ncclDataType_t type,
       const Place& place);
 
   Messages& messages() { return *messages_; }

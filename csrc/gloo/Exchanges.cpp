@@ -36,9 +36,9 @@ void Execution::exchangeStraight(
 void Execution::checkOwn(const Part& send, const Part& receive) const {
   if (send.bytes != receive.bytes) {
     throw host::NcclError(
-        ncclInvalidUsage,
-        comm_.inside_->segment().nameOf(local()) + " sends itself " + std::to_string(send.bytes) +
-            " bytes and receives " + std::to_string(receive.bytes));
+        ncclInvalidUsage, comm_.inside_->segment().nameOf(local()) + " sends itself " +
+                              std::to_string(send.bytes) + " bytes and receives " +
+                              std::to_string(receive.bytes));
   }
 }
 
@@ -180,10 +180,10 @@ void Execution::exchangeSizes(const Sizes& sizes, std::vector<std::vector<uint64
       for (int to = 0; to < localSize(); ++to, ++sent) {
         if (*sent != sizes.awaited(to, source)) {
           throw host::NcclError(
-              ncclInvalidUsage,
-              "the ranks disagree: " + t_.nameOf(t_.inside()[to]) + " expects " +
-                  std::to_string(sizes.awaited(to, source)) + " bytes of " + t_.nameOf(source) +
-                  ", which sends it " + std::to_string(*sent));
+              ncclInvalidUsage, "the ranks disagree: " + t_.nameOf(t_.inside()[to]) + " expects " +
+                                    std::to_string(sizes.awaited(to, source)) + " bytes of " +
+                                    t_.nameOf(source) + ", which sends it " +
+                                    std::to_string(*sent));
         }
       }
     }
@@ -193,11 +193,8 @@ void Execution::exchangeSizes(const Sizes& sizes, std::vector<std::vector<uint64
 // Returns the data that this rail sends to a host, and its size. The data is ordered by source,
 // then by receiver, and is copied to `packed` unless it is contiguous.
 std::pair<const void*, size_t> Execution::pack(
-    int host,
-    const std::vector<Part>& sends,
-    const Sizes& sizes,
-    const std::map<int, Block>& adopted,
-    std::vector<Block>& packed) {
+    int host, const std::vector<Part>& sends, const Sizes& sizes,
+    const std::map<int, Block>& adopted, std::vector<Block>& packed) {
   std::vector<Part> parts;
   for (const int source : onRail(host_, local())) {
     size_t first = 0;  // offset of an adopted source's data for `host`
@@ -236,8 +233,7 @@ std::pair<const void*, size_t> Execution::pack(
 // Scatters the received data among this host's ranks, in messages ordered by source host, then by
 // source rank.
 void Execution::spread(
-    const std::vector<Part>& receives,
-    const std::vector<std::vector<uint64_t>>& theirs,
+    const std::vector<Part>& receives, const std::vector<std::vector<uint64_t>>& theirs,
     const std::vector<Block>& arrived) {
   std::vector<Message> hops;
   forOtherHosts([&](int host) {

@@ -29,9 +29,7 @@ void Comm::runHere(const Collective& collective, const Place& place) {
 }
 
 void Comm::exchange(
-    const std::vector<Part>& sends,
-    const std::vector<Part>& receives,
-    ncclDataType_t type,
+    const std::vector<Part>& sends, const std::vector<Part>& receives, ncclDataType_t type,
     const Place& place) {
   const Collective c{Kind::allToAll, nullptr, nullptr, 0, type};
   execute(place, [&] {

@@ -135,14 +135,10 @@ class Execution {
   std::map<int, Block> handToRails(const std::vector<Part>& sends, const Sizes& sizes);
   void exchangeSizes(const Sizes& sizes, std::vector<std::vector<uint64_t>>& theirs);
   std::pair<const void*, size_t> pack(
-      int host,
-      const std::vector<Part>& sends,
-      const Sizes& sizes,
-      const std::map<int, Block>& adopted,
-      std::vector<Block>& packed);
+      int host, const std::vector<Part>& sends, const Sizes& sizes,
+      const std::map<int, Block>& adopted, std::vector<Block>& packed);
   void spread(
-      const std::vector<Part>& receives,
-      const std::vector<std::vector<uint64_t>>& theirs,
+      const std::vector<Part>& receives, const std::vector<std::vector<uint64_t>>& theirs,
       const std::vector<Block>& arrived);
 
   std::deque<Piece> cut(const Collective& c);
@@ -150,10 +146,7 @@ class Execution {
   // Reduces `inputs` into `output`. `whole`: the inputs cover all ranks, so an average is divided
   // now.
   void combine(
-      const Collective& c,
-      void* output,
-      std::vector<const void*> inputs,
-      size_t count,
+      const Collective& c, void* output, std::vector<const void*> inputs, size_t count,
       bool whole = true) const;
   int halvings(const Collective& c) const;
   Collective toInside(const Collective& c) const;

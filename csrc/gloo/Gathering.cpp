@@ -34,11 +34,8 @@ void Execution::allGather(const Collective& c) {
   }
   if (t_.contiguous(host_)) {
     inside(
-        {c.kind == Kind::split ? Kind::allGather : c.kind,
-         c.input,
-         place(t_.inside().front()),
-         c.count,
-         c.type});
+        {c.kind == Kind::split ? Kind::allGather : c.kind, c.input, place(t_.inside().front()),
+         c.count, c.type});
   } else {
     const auto gathered = block(localSize() * bytes);
     inside({Kind::allGather, c.input, gathered.data(), c.count, c.type});
@@ -119,12 +116,8 @@ void Execution::broadcast(const Collective& c) {
     if (host_ == from) {
       const size_t first = i * kPiece;
       inside(
-          {Kind::broadcast,
-           at(source, first),
-           at(c.output, first),
-           std::min(kPiece, bytes - first),
-           ncclInt8,
-           t_.localOf[c.root]});
+          {Kind::broadcast, at(source, first), at(c.output, first), std::min(kPiece, bytes - first),
+           ncclInt8, t_.localOf[c.root]});
       if (onRail()) {
         forOtherHosts([&](int host) {
           for (const int which : {host, from}) {
@@ -229,8 +222,7 @@ void Execution::gather(const Collective& c) {
     of[host_] = std::move(own);
     for (int rank = 0; rank < t_.size; ++rank) {
       host::copy(
-          at(c.output, rank * bytes),
-          at(of[t_.hostOf[rank]].data(), t_.localOf[rank] * bytes),
+          at(c.output, rank * bytes), at(of[t_.hostOf[rank]].data(), t_.localOf[rank] * bytes),
           bytes);
     }
   }
@@ -251,8 +243,7 @@ void Execution::scatter(const Collective& c) {
     }
     for (int rank = 0; rank < t_.size; ++rank) {
       host::copy(
-          at(of[t_.hostOf[rank]].data(), t_.localOf[rank] * bytes),
-          at(c.input, rank * bytes),
+          at(of[t_.hostOf[rank]].data(), t_.localOf[rank] * bytes), at(c.input, rank * bytes),
           bytes);
     }
   }

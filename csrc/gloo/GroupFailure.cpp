@@ -124,11 +124,8 @@ void GroupFailure::write(std::string key, std::string text) {
   const auto written = std::make_shared<std::promise<void>>();
   auto ended = written->get_future();
   try {
-    Monitor::get().runDetached([unfinished = ExitGuard(),
-                                store = store_,
-                                key = std::move(key),
-                                text = std::move(text),
-                                written] {
+    Monitor::get().runDetached([unfinished = ExitGuard(), store = store_, key = std::move(key),
+                                text = std::move(text), written] {
       try {
         store->set(key, text);
         announce(*store);

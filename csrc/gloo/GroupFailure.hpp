@@ -45,9 +45,7 @@ class GroupFailure : public std::enable_shared_from_this<GroupFailure> {
   // Does what `changed`.wait() does, but also returns after a failure, and checks for signals.
   // `lock` holds `mutex`.
   void wait(
-      std::condition_variable& changed,
-      Mutex& mutex,
-      UniqueLock& lock,
+      std::condition_variable& changed, Mutex& mutex, UniqueLock& lock,
       const std::function<bool()>& done) REQUIRES(mutex) {
     while (!changed.wait_for(lock, kSignalLook, [&] { return done() || known(); })) {
       const Unlocked unlocked(mutex);

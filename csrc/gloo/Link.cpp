@@ -60,14 +60,13 @@ std::shared_ptr<Link> Link::make(Setup setup) {
   std::shared_ptr<Link> link(new Link(std::move(setup)));
   auto* const raw = link.get();
   link->setup_.groupFailure->watch(
-      link,
-      {.release = [raw] { raw->release(); },
-       .tell =
-           [raw] {
-             raw->tellReason(host::encode(*raw->setup_.groupFailure->known(), kReasonBytes));
-           },
-       .told = [raw] { raw->disconnect(); },
-       .learn = [raw](bool) { raw->learn(); }});
+      link, {.release = [raw] { raw->release(); },
+             .tell =
+                 [raw] {
+                   raw->tellReason(host::encode(*raw->setup_.groupFailure->known(), kReasonBytes));
+                 },
+             .told = [raw] { raw->disconnect(); },
+             .learn = [raw](bool) { raw->learn(); }});
   return link;
 }
 

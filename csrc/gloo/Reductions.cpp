@@ -57,19 +57,12 @@ Collective Execution::toInside(const Collective& c) const {
 }
 
 void Execution::combine(
-    const Collective& c,
-    void* output,
-    std::vector<const void*> inputs,
-    size_t count,
+    const Collective& c, void* output, std::vector<const void*> inputs, size_t count,
     bool whole) const {
   const bool adds = c.op.scaled || (!whole && c.op.reduction == ncclAvg);
   host::reduce(
-      c.type,
-      adds ? ncclSum : c.op.reduction,
-      output,
-      inputs.data(),
-      static_cast<int>(inputs.size()),
-      count,
+      c.type, adds ? ncclSum : c.op.reduction, output, inputs.data(),
+      static_cast<int>(inputs.size()), count,
       /*divisor=*/std::ldexp(t_.size, -halvings(c)));
 }
 

@@ -14,8 +14,7 @@ struct Cgroups {
   std::vector<std::filesystem::path> folders;
 };
 Cgroups cgroups(
-    const std::string& controller,
-    const std::filesystem::path& membership = "/proc/self/cgroup",
+    const std::string& controller, const std::filesystem::path& membership = "/proc/self/cgroup",
     const std::filesystem::path& mount = "/sys/fs/cgroup");
 
 // Returns the number of CPUs whose time this process may use, rounded up, or INT_MAX if no limit is

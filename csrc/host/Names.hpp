@@ -25,19 +25,9 @@ constexpr const char* kindName(CollectiveKind kind) {
 }
 
 constexpr const char* typeName(ncclDataType_t type) {
-  constexpr const char* kNames[] = {
-      "int8",
-      "uint8",
-      "int32",
-      "uint32",
-      "int64",
-      "uint64",
-      "float16",
-      "float32",
-      "float64",
-      "bfloat16",
-      "float8e4m3",
-      "float8e5m2"};
+  constexpr const char* kNames[] = {"int8",    "uint8",    "int32",      "uint32",
+                                    "int64",   "uint64",   "float16",    "float32",
+                                    "float64", "bfloat16", "float8e4m3", "float8e5m2"};
   return type >= 0 && type < 12 ? kNames[type] : "unknown";
 }
 

@@ -25,12 +25,7 @@ const ReduceKernels& kernels() {
 }  // namespace
 
 void reduce(
-    ncclDataType_t type,
-    ncclRedOp_t op,
-    void* out,
-    const void* const* in,
-    int n,
-    size_t count,
+    ncclDataType_t type, ncclRedOp_t op, void* out, const void* const* in, int n, size_t count,
     double divisor) {
   if (n == 1) {
     copy(out, in[0], count * elementSize(type));

@@ -18,12 +18,7 @@ namespace torchcomms_pg::host {
 // Max and min propagate NaN. If n >= 2, the average is the sum divided by `divisor`, or by n if
 // `divisor` is 0. Pass a divisor, whole for integers, if the inputs are sums over several ranks.
 void reduce(
-    ncclDataType_t type,
-    ncclRedOp_t op,
-    void* out,
-    const void* const* in,
-    int n,
-    size_t count,
+    ncclDataType_t type, ncclRedOp_t op, void* out, const void* const* in, int n, size_t count,
     double divisor = 0);
 
 // Computes out[i] = in[i] * *scalar; `scalar` points to one element of the same type. `out` may be

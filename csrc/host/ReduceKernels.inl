@@ -203,12 +203,7 @@ void withType(ncclDataType_t type, Use use) {
 }
 
 void reduceAny(
-    ncclDataType_t type,
-    ncclRedOp_t op,
-    void* out,
-    const void* const* in,
-    int n,
-    size_t count,
+    ncclDataType_t type, ncclRedOp_t op, void* out, const void* const* in, int n, size_t count,
     double divisor) {
   withType(
       type, [&]<class T>(T*) { reduceTyped(op, static_cast<T*>(out), in, n, count, divisor); });

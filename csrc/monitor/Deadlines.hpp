@@ -13,9 +13,7 @@ class Deadlines {
   // Returns whether an operation that was issued at `issued`, and began at `begun`, has taken
   // longer than `timeout`.
   bool passed(
-      Clock::time_point issued,
-      Clock::time_point begun,
-      Clock::duration timeout,
+      Clock::time_point issued, Clock::time_point begun, Clock::duration timeout,
       Clock::time_point now) const {
     const bool extended = now < extendedUntil_ && issued <= extendedAt_;
     return now - begun >= timeout && !extended;

@@ -75,9 +75,8 @@ void Monitor::add(const std::shared_ptr<Watched>& watched) {
   std::shared_ptr<const List> former;  // freed after the lock is released
   LockGuard lock(mutex_);
   std::copy_if(
-      watched_->begin(), watched_->end(), std::back_inserter(*list), [](const auto& known) {
-        return !known.expired();
-      });
+      watched_->begin(), watched_->end(), std::back_inserter(*list),
+      [](const auto& known) { return !known.expired(); });
   list->push_back(watched);
   former = std::exchange(watched_, std::move(list));
 }

@@ -124,10 +124,7 @@ class Library {
   // Communicators. init() makes the communicator of the ranks that pass equal `ids`.
   virtual ncclResult_t getUniqueId(ncclUniqueId*) const { return ncclInvalidUsage; }
   virtual ncclResult_t init(
-      ncclComm_t* /*made*/,
-      std::span<ncclUniqueId> /*ids*/,
-      int /*ranks*/,
-      int /*rank*/,
+      ncclComm_t* /*made*/, std::span<ncclUniqueId> /*ids*/, int /*ranks*/, int /*rank*/,
       ncclConfig_t*) const {
     return ncclInvalidUsage;
   }
@@ -141,11 +138,7 @@ class Library {
   // Does what ncclCommShrink does. Shared memory returns ncclInProgress and makes no communicator
   // if this rank would wait past `deadline` for other remaining ranks; NCCL ignores `deadline`.
   virtual ncclResult_t shrink(
-      ncclComm_t,
-      std::span<int> /*excluded*/,
-      ncclComm_t* /*made*/,
-      ncclConfig_t*,
-      int /*flags*/,
+      ncclComm_t, std::span<int> /*excluded*/, ncclComm_t* /*made*/, ncclConfig_t*, int /*flags*/,
       std::chrono::steady_clock::time_point /*deadline*/) const {
     return ncclInvalidUsage;
   }
@@ -159,9 +152,7 @@ class Library {
   // and later calls return `result`, and getLastError returns `reason`. Callable from any thread at
   // any time; a communicator keeps its first failure.
   virtual ncclResult_t fail(
-      ncclComm_t,
-      ncclResult_t /*result*/,
-      const std::string& /*reason*/,
+      ncclComm_t, ncclResult_t /*result*/, const std::string& /*reason*/,
       const std::vector<int>& /*ranks*/) const {
     return ncclInvalidUsage;
   }
@@ -250,14 +241,8 @@ class Library {
   }
   // Puts data into a peer's window of host memory, without a signal.
   virtual ncclResult_t put(
-      const void* /*data*/,
-      size_t /*count*/,
-      ncclDataType_t,
-      int /*peer*/,
-      ncclWindow_t,
-      size_t /*offset*/,
-      ncclComm_t,
-      cudaStream_t) const {
+      const void* /*data*/, size_t /*count*/, ncclDataType_t, int /*peer*/, ncclWindow_t,
+      size_t /*offset*/, ncclComm_t, cudaStream_t) const {
     return ncclInvalidUsage;
   }
   virtual ncclResult_t signal(int, int, int, unsigned int, ncclComm_t, cudaStream_t) const {

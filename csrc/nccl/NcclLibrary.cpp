@@ -16,13 +16,8 @@ struct Side {
 };
 
 ncclResult_t exchange(
-    const Library& library,
-    const Side& in,
-    const Side& out,
-    size_t count,
-    ncclDataType_t type,
-    ncclComm_t comm,
-    cudaStream_t stream) {
+    const Library& library, const Side& in, const Side& out, size_t count, ncclDataType_t type,
+    ncclComm_t comm, cudaStream_t stream) {
   return library.grouped([&] {
     for (const bool sending : {true, false}) {
       const auto& side = sending ? in : out;
@@ -65,12 +60,8 @@ ncclResult_t sendAndReceive(
 }
 
 ncclResult_t launch(
-    const Library& library,
-    const NcclApi& api,
-    const Collective& c,
-    ncclRedOp_t op,
-    ncclComm_t comm,
-    cudaStream_t stream) {
+    const Library& library, const NcclApi& api, const Collective& c, ncclRedOp_t op,
+    ncclComm_t comm, cudaStream_t stream) {
   const auto& [kind, in, out, count, type, root, made, whole] = c;
   switch (kind) {
     case CollectiveKind::allReduce: return api.allReduce(in, out, count, type, op, comm, stream);
@@ -99,10 +90,7 @@ ncclResult_t launch(
 // only inside `body`, for collectives of `type`.
 template <class Body>
 ncclResult_t withOperator(
-    const NcclApi& api,
-    const Operator& op,
-    ncclDataType_t type,
-    ncclComm_t comm,
+    const NcclApi& api, const Operator& op, ncclDataType_t type, ncclComm_t comm,
     const Body& body) {
   if (!op.scaled) {
     return body(op.reduction);
@@ -155,28 +143,16 @@ int NcclLibrary::version() const {
 }
 
 ncclResult_t NcclLibrary::init(
-    ncclComm_t* made,
-    std::span<ncclUniqueId> ids,
-    int ranks,
-    int rank,
+    ncclComm_t* made, std::span<ncclUniqueId> ids, int ranks, int rank,
     ncclConfig_t* config) const {
   return ids.size() == 1 ? table_.commInitRankConfig(made, ranks, ids.front(), rank, config)
                          : call(
-                               table_.commInitRankScalable,
-                               made,
-                               ranks,
-                               rank,
-                               static_cast<int>(ids.size()),
-                               ids.data(),
-                               config);
+                               table_.commInitRankScalable, made, ranks, rank,
+                               static_cast<int>(ids.size()), ids.data(), config);
 }
 
 ncclResult_t NcclLibrary::shrink(
-    ncclComm_t comm,
-    std::span<int> excluded,
-    ncclComm_t* made,
-    ncclConfig_t* config,
-    int flags,
+    ncclComm_t comm, std::span<int> excluded, ncclComm_t* made, ncclConfig_t* config, int flags,
     std::chrono::steady_clock::time_point /*deadline*/) const {
   const auto count = static_cast<int>(excluded.size());
   return call(table_.commShrink, comm, excluded.data(), count, made, config, flags);

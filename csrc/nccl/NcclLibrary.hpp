@@ -24,10 +24,7 @@ class NcclLibrary : public Library {
 
   ncclResult_t getUniqueId(ncclUniqueId* id) const override { return table_.getUniqueId(id); }
   ncclResult_t init(
-      ncclComm_t* made,
-      std::span<ncclUniqueId> ids,
-      int ranks,
-      int rank,
+      ncclComm_t* made, std::span<ncclUniqueId> ids, int ranks, int rank,
       ncclConfig_t* config) const override;
   ncclResult_t commFinalize(ncclComm_t comm) const override { return table_.commFinalize(comm); }
   ncclResult_t commDestroy(ncclComm_t comm) const override { return table_.commDestroy(comm); }
@@ -37,11 +34,7 @@ class NcclLibrary : public Library {
     return table_.commSplit(comm, color, key, made, config);
   }
   ncclResult_t shrink(
-      ncclComm_t comm,
-      std::span<int> excluded,
-      ncclComm_t* made,
-      ncclConfig_t* config,
-      int flags,
+      ncclComm_t comm, std::span<int> excluded, ncclComm_t* made, ncclConfig_t* config, int flags,
       std::chrono::steady_clock::time_point deadline) const override;
   ncclResult_t commRevoke(ncclComm_t comm, int flags) const override {
     return call(table_.commRevoke, comm, flags);
@@ -92,8 +85,8 @@ class NcclLibrary : public Library {
     return call(table_.commWindowDeregister, comm, window);
   }
   ncclResult_t signal(
-      int peer, int index, int context, unsigned int flags, ncclComm_t comm, cudaStream_t stream)
-      const override {
+      int peer, int index, int context, unsigned int flags, ncclComm_t comm,
+      cudaStream_t stream) const override {
     return call(table_.signal, peer, index, context, flags, comm, stream);
   }
   ncclResult_t waitSignal(

@@ -20,17 +20,8 @@ struct ncclWaitSignalDesc_t {
 };
 extern "C" {
 ncclResult_t ncclPutSignal(
-    const void* data,
-    size_t count,
-    ncclDataType_t type,
-    int peer,
-    ncclWindow_t window,
-    size_t offset,
-    int sigIdx,
-    int ctx,
-    unsigned int flags,
-    ncclComm_t comm,
-    cudaStream_t stream);
+    const void* data, size_t count, ncclDataType_t type, int peer, ncclWindow_t window,
+    size_t offset, int sigIdx, int ctx, unsigned int flags, ncclComm_t comm, cudaStream_t stream);
 ncclResult_t ncclSignal(
     int peer, int sigIdx, int ctx, unsigned int flags, ncclComm_t comm, cudaStream_t stream);
 ncclResult_t ncclWaitSignal(

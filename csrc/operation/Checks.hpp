@@ -35,15 +35,11 @@ void checkWritable(const Argument& argument, const std::vector<at::Tensor>& tens
 
 // Checks that all of `tensors` pass checkTensor() and have the dtype of `like`.
 void checkTensors(
-    const Argument& argument,
-    const std::vector<at::Tensor>& tensors,
-    const at::Tensor& like,
+    const Argument& argument, const std::vector<at::Tensor>& tensors, const at::Tensor& like,
     const at::Device& device);
 
 void checkSameType(
-    const Argument& argument,
-    const at::Tensor& tensor,
-    const char* otherArgument,
+    const Argument& argument, const at::Tensor& tensor, const char* otherArgument,
     const at::Tensor& other);
 
 void checkNumel(const Argument& argument, const at::Tensor& tensor, int64_t numel);
@@ -65,13 +61,8 @@ void checkRank(const Argument& argument, int64_t rank, int size);
 // Checks that the root alone passes `tensors`: one for each rank, with the dtype and the number of
 // elements of `like`.
 void checkRootList(
-    const Argument& argument,
-    const std::vector<at::Tensor>& tensors,
-    const at::Tensor& like,
-    int root,
-    int rank,
-    int size,
-    const at::Device& device);
+    const Argument& argument, const std::vector<at::Tensor>& tensors, const at::Tensor& like,
+    int root, int rank, int size, const at::Device& device);
 
 void checkListLength(const Argument& argument, size_t length, size_t wanted);
 

@@ -76,13 +76,11 @@ at::Tensor preMulFactor(const char* what, const ReduceOp& op, ScalarType dtype) 
   TORCH_CHECK_TYPE(
       dtype == ScalarType::Half || dtype == ScalarType::BFloat16 || dtype == ScalarType::Float ||
           dtype == ScalarType::Double,
-      what,
-      ": reduce op PREMUL_SUM takes float16, bfloat16, float32 or float64 tensors, got ",
+      what, ": reduce op PREMUL_SUM takes float16, bfloat16, float32 or float64 tensors, got ",
       c10::toString(dtype));
   const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   TORCH_CHECK_VALUE(
-      supplement != nullptr,
-      what,
+      supplement != nullptr, what,
       ": reduce op PREMUL_SUM carries no factor; make it with "
       "torch.distributed._make_nccl_premul_sum(factor)");
   if (supplement->tensor_factor.defined()) {
@@ -126,33 +124,23 @@ const char* name(const ReduceOp& op) {
 Reduction::Reduction(const char* what, const ReduceOp& op, ScalarType dtype)
     : op_(op), dtype_(dtype) {
   TORCH_CHECK_VALUE(
-      static_cast<ReduceOp::RedOpType>(op_) != ReduceOp::UNUSED,
-      what,
+      static_cast<ReduceOp::RedOpType>(op_) != ReduceOp::UNUSED, what,
       ": reduce op UNUSED cannot be used; pass e.g. ReduceOp.SUM");
   if (isBitwise(op_)) {
     TORCH_CHECK_VALUE(
         c10::isIntegralType(dtype, /*includeBool=*/true) || c10::isBarebonesUnsignedType(dtype),
-        what,
-        ": reduce op ",
-        name(),
-        " takes integer or bool tensors, got ",
-        c10::toString(dtype));
+        what, ": reduce op ", name(), " takes integer or bool tensors, got ", c10::toString(dtype));
   }
   TORCH_CHECK_TYPE(
-      !(dtype == ScalarType::Bool && op_ == ReduceOp::AVG),
-      what,
+      !(dtype == ScalarType::Bool && op_ == ReduceOp::AVG), what,
       ": reduce op AVG cannot be used with bool tensors; convert to float first");
 
   auto wireDtype = dtype;
   size_t factor = 1;
   if (c10::isComplexType(dtype)) {
     TORCH_CHECK_VALUE(
-        c10d::isComplexViewAsRealAllowed(op_),
-        what,
-        ": reduce op ",
-        name(),
-        " is not defined for complex tensors (",
-        c10::toString(dtype),
+        c10d::isComplexViewAsRealAllowed(op_), what, ": reduce op ", name(),
+        " is not defined for complex tensors (", c10::toString(dtype),
         "); use SUM, AVG or PREMUL_SUM");
     wireDtype = c10::toRealValueType(dtype);
     factor = 2;
@@ -169,13 +157,8 @@ Reduction::Reduction(const char* what, const ReduceOp& op, ScalarType dtype)
   }
   // Of the dtypes that NCCL lacks, torch has arithmetic for int16 and none for uint16.
   TORCH_CHECK_VALUE(
-      isBitwise(op_) || dtype == ScalarType::Short,
-      what,
-      ": reduce op ",
-      name(),
-      " is not supported for dtype ",
-      c10::toString(dtype),
-      "; convert the tensor, for example to ",
+      isBitwise(op_) || dtype == ScalarType::Short, what, ": reduce op ", name(),
+      " is not supported for dtype ", c10::toString(dtype), "; convert the tensor, for example to ",
       c10::isFloat8Type(dtype) ? "bfloat16" : "int32");
   onWire_ = false;
   wire_ = wireType(dtype);

@@ -383,11 +383,8 @@ FlightRecorder::FlightRecorder(size_t maxEntries, bool cppStacks)
 FlightRecorder::~FlightRecorder() = default;
 
 FlightRecorder::Group* FlightRecorder::addGroup(
-    const std::string& name,
-    const std::string& description,
-    const std::string& backend,
-    const std::vector<int64_t>& ranks,
-    int rank) {
+    const std::string& name, const std::string& description, const std::string& backend,
+    const std::vector<int64_t>& ranks, int rank) {
   LockGuard lock(state_->mutex);
   auto& group = state_->groups.emplace_back();
   group.id = state_->groups.size() - 1;

@@ -33,11 +33,8 @@ class FlightRecorder {
   // Adds a group, which the recorder owns. `backend`: its name in c10d, or empty. `ranks`: by rank
   // in the group, the global rank. `rank`: this process's rank in the group.
   Group* addGroup(
-      const std::string& name,
-      const std::string& description,
-      const std::string& backend,
-      const std::vector<int64_t>& ranks,
-      int rank);
+      const std::string& name, const std::string& description, const std::string& backend,
+      const std::vector<int64_t>& ranks, int rank);
 
   // Sets the version of the library that executes the operations, for the head of dumps.
   void setLibraryVersion(const std::string& version);

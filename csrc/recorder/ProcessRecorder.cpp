@@ -54,8 +54,7 @@ Instance current() {
 }
 
 std::string pickleInTime(
-    const std::shared_ptr<FlightRecorder>& recorder,
-    FlightRecorder::What what,
+    const std::shared_ptr<FlightRecorder>& recorder, FlightRecorder::What what,
     std::chrono::milliseconds patience) {
   if (what.stacks) {
     // Another thread may hold the GIL forever, so this thread must not wait for the GIL.

@@ -44,9 +44,8 @@ std::shared_ptr<Comm> Comm::join(const ncclUniqueId& id, int ranks, int rank, bo
   const uint32_t pid = processId();
   if (!state.pid.compare_exchange_strong(claimant, pid)) {
     throw NcclError(
-        ncclInvalidUsage,
-        "commInitRank: rank " + std::to_string(rank) + " has already joined (pid " +
-            std::to_string(claimant) + ")");
+        ncclInvalidUsage, "commInitRank: rank " + std::to_string(rank) +
+                              " has already joined (pid " + std::to_string(claimant) + ")");
   }
   state.startTime.store(processStartTime(pid), std::memory_order_release);
   std::shared_ptr<Comm> comm(new Comm(segment, rank, blocking));

@@ -26,9 +26,8 @@ WindowView mapPeer(const Comm& comm, int peer, const MemoryAddress& address) {
     // Raises an error that says more if the peer has left or died.
     comm.waiter().checkPeers([peer](int rank) { return rank == peer; });
     throw NcclError(
-        failure.result,
-        std::string(kRegister) + ": memory of rank " + std::to_string(peer) + ": " +
-            failure.what());
+        failure.result, std::string(kRegister) + ": memory of rank " + std::to_string(peer) + ": " +
+                            failure.what());
   }
 }
 
@@ -258,16 +257,8 @@ ncclResult_t getPeerDevicePointer(ncclWindow_t handle, size_t offset, int peer, 
 }
 
 ncclResult_t putSignal(
-    const void* data,
-    size_t count,
-    ncclDataType_t type,
-    int peer,
-    ncclWindow_t handle,
-    size_t offset,
-    int signal,
-    int context,
-    unsigned int flags,
-    ncclComm_t commHandle,
+    const void* data, size_t count, ncclDataType_t type, int peer, ncclWindow_t handle,
+    size_t offset, int signal, int context, unsigned int flags, ncclComm_t commHandle,
     cudaStream_t stream) {
   constexpr const char* kName = "putSignal";
   return withComm(commHandle, kName, [&](const std::shared_ptr<Comm>& comm) {
@@ -281,10 +272,10 @@ ncclResult_t putSignal(
     const size_t size = elementSize(type);
     if (offset > room || count > (room - offset) / size) {
       invalidArgument(
-          kName,
-          std::to_string(count) + " elements of " + std::to_string(size) + " bytes at offset " +
-              std::to_string(offset) + " do not fit into the " + std::to_string(room) +
-              " bytes that rank " + std::to_string(peer) + " has registered");
+          kName, std::to_string(count) + " elements of " + std::to_string(size) +
+                     " bytes at offset " + std::to_string(offset) + " do not fit into the " +
+                     std::to_string(room) + " bytes that rank " + std::to_string(peer) +
+                     " has registered");
     }
     issue({comm, stream, Put{peer, std::move(window), offset, data, count * size, signal}});
     return ncclSuccess;

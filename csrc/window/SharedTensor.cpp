@@ -46,15 +46,8 @@ at::DataPtr allocate(const char* what, const Library& api, size_t bytes, at::Dev
   const c10::DeviceGuard onDevice(device);
   const auto result = api.memAlloc(&memory, bytes);
   TORCH_CHECK_WITH(
-      OutOfMemoryError,
-      result == ncclSuccess,
-      what,
-      ": no shared memory for ",
-      bytes,
-      " bytes on ",
-      device,
-      ": ",
-      api.getLastError(nullptr));
+      OutOfMemoryError, result == ncclSuccess, what, ": no shared memory for ", bytes, " bytes on ",
+      device, ": ", api.getLastError(nullptr));
   return {memory, new Block(api, memory, device), &freeBlock, device};
 }
 
@@ -70,19 +63,13 @@ at::Tensor bytesOf(void* memory, size_t bytes, at::Device device) {
 at::Tensor makeSharedTensor(
     const char* what, const Library& api, int64_t numel, c10::ScalarType dtype, at::Device device) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      api.has(Feature::allocator),
-      what,
-      ": the loaded library has no memory that peers map (",
-      introduced(Feature::allocator).functions,
-      " came with NCCL ",
-      introduced(Feature::allocator).version,
-      ")");
+      api.has(Feature::allocator), what, ": the loaded library has no memory that peers map (",
+      introduced(Feature::allocator).functions, " came with NCCL ",
+      introduced(Feature::allocator).version, ")");
   TORCH_CHECK_VALUE(numel >= 0, what, ": size is ", numel, ", wanted 0 or more");
   const size_t bytes = numel * c10::elementSize(dtype);
   auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(),
-      bytes,
-      allocate(what, api, bytes, device),
+      c10::StorageImpl::use_byte_size_t(), bytes, allocate(what, api, bytes, device),
       /*allocator=*/nullptr,
       /*resizable=*/false);
   auto tensor = at::empty({0}, at::TensorOptions().dtype(dtype).device(device));

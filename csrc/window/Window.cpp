@@ -28,8 +28,7 @@ bool Window::supported(const Communicator& comm) {
 std::shared_ptr<Window> Window::make(const std::shared_ptr<Communicator>& comm) {
   const char* const what = name(OpKind::newWindow);
   TORCH_CHECK_NOT_IMPLEMENTED(
-      supported(*comm),
-      what,
+      supported(*comm), what,
       comm->device().is_cpu()
           ? ": windows on the CPU are for ranks of one host (backend 'shm'); Gloo has none"
           : std::string(": the loaded library lacks ") + introduced(Feature::windows).functions +
@@ -53,14 +52,12 @@ Window::~Window() {
 
 void Window::refuseDeferral(const char* what) const {
   TORCH_CHECK(
-      !comm_->batches().open(),
-      what,
+      !comm_->batches().open(), what,
       ": operations of windows cannot be part of a group of operations; issue them before or after "
       "it");
   auto* const accelerator = comm_->executor().accelerator();
   TORCH_CHECK(
-      accelerator == nullptr || !isCapturing(accelerator->currentStream()),
-      what,
+      accelerator == nullptr || !isCapturing(accelerator->currentStream()), what,
       ": operations of windows cannot be captured in a graph, since a signal is counted once and "
       "not with each replay; issue them before or after the capture");
 }
@@ -73,8 +70,7 @@ std::shared_ptr<Window::Registration> Window::registered(const char* what) const
   comm_->joining().usable();
   LockGuard lock(mutex_);
   TORCH_CHECK(
-      registration_ != nullptr,
-      what,
+      registration_ != nullptr, what,
       ": no tensor is registered with this window; call tensor_register(tensor) on all ranks");
   return registration_;
 }
@@ -89,27 +85,12 @@ WorkPtr Window::put(
   checkDense({what, "tensor"}, tensor, comm_->device());
   const auto& part = registration->parts[destination];
   TORCH_CHECK_TYPE(
-      tensor.scalar_type() == part.dtype,
-      what,
-      ": tensor has dtype ",
-      tensor.scalar_type(),
-      ", rank ",
-      destination,
-      " has registered ",
-      part.dtype,
-      "; convert it");
+      tensor.scalar_type() == part.dtype, what, ": tensor has dtype ", tensor.scalar_type(),
+      ", rank ", destination, " has registered ", part.dtype, "; convert it");
   TORCH_CHECK_VALUE(
-      offset >= 0 && offset <= part.numel && tensor.numel() <= part.numel - offset,
-      what,
-      ": ",
-      tensor.numel(),
-      " elements at offset ",
-      offset,
-      " do not fit into the ",
-      part.numel,
-      " that rank ",
-      destination,
-      " has registered");
+      offset >= 0 && offset <= part.numel && tensor.numel() <= part.numel - offset, what, ": ",
+      tensor.numel(), " elements at offset ", offset, " do not fit into the ", part.numel,
+      " that rank ", destination, " has registered");
   auto source = plain(tensor);
   call.setTensors({source}, {});
   call.op.peer = static_cast<int>(destination);
@@ -128,20 +109,11 @@ WorkPtr Window::put(
     };
   } else {
     const auto wire = wireType(part.dtype);
-    call.task = [&api = comm_->api(),
-                 source,
-                 wire,
-                 peer = call.op.peer,
+    call.task = [&api = comm_->api(), source, wire, peer = call.op.peer,
                  handle = registration->handle,
                  at = offset * source.element_size()](ncclComm_t comm, cudaStream_t stream) {
       return api.put(
-          source.data_ptr(),
-          source.numel() * wire.factor,
-          wire.type,
-          peer,
-          handle,
-          at,
-          comm,
+          source.data_ptr(), source.numel() * wire.factor, wire.type, peer, handle, at, comm,
           stream);
     };
   }

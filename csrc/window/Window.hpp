@@ -89,10 +89,7 @@ class Window final {
   std::shared_ptr<Registration> registered(const char* what) const;
   void refuseDeferral(const char* what) const;
   ncclResult_t exchange(
-      Collective collective,
-      const at::Tensor& input,
-      const at::Tensor& output,
-      ncclComm_t comm,
+      Collective collective, const at::Tensor& input, const at::Tensor& output, ncclComm_t comm,
       cudaStream_t stream) const;
   ncclResult_t describeAll(Registration& registration, ncclComm_t comm, cudaStream_t stream) const;
   ncclResult_t mapAll(Registration& registration, ncclComm_t comm, cudaStream_t stream) const;

@@ -54,10 +54,7 @@ void Window::forget(std::shared_ptr<Registration> registration) noexcept {
 // Runs a collective from `input` to `output`, CPU tensors, through copies on the device. Waits for
 // the end and returns NCCL's result.
 ncclResult_t Window::exchange(
-    Collective collective,
-    const at::Tensor& input,
-    const at::Tensor& output,
-    ncclComm_t comm,
+    Collective collective, const at::Tensor& input, const at::Tensor& output, ncclComm_t comm,
     cudaStream_t stream) const {
   const auto in = input.to(device());
   const auto out = at::empty_like(output, at::TensorOptions(device()));
@@ -81,18 +78,14 @@ ncclResult_t Window::describeAll(
   const auto mine = describe(registration.tensor, registration.signal);
   std::vector<Description> all(comm_->size());
   const auto result = exchange(
-      {.kind = CollectiveKind::allGather, .count = sizeof mine},
-      bytesOf(&mine, 1),
-      bytesOf(all.data(), all.size()),
-      comm,
-      stream);
+      {.kind = CollectiveKind::allGather, .count = sizeof mine}, bytesOf(&mine, 1),
+      bytesOf(all.data(), all.size()), comm, stream);
   if (result != ncclSuccess) {
     return result;
   }
   for (const auto& part : all) {
     TORCH_CHECK(
-        part.signal == mine.signal,
-        what,
+        part.signal == mine.signal, what,
         ": the ranks have registered and deregistered the tensors of their windows in different "
         "orders");
     Part described{
@@ -110,14 +103,8 @@ ncclResult_t Window::describeAll(
       TORCH_CHECK_VALUE(
           bytes(registration.parts[rank]) == bytes(registration.parts[0]) &&
               bytes(registration.parts[0]) > 0,
-          what,
-          ": rank 0 registers ",
-          bytes(registration.parts[0]),
-          " bytes, rank ",
-          rank,
-          " ",
-          bytes(registration.parts[rank]),
-          "; NCCL wants as many of all ranks, and more than 0");
+          what, ": rank 0 registers ", bytes(registration.parts[0]), " bytes, rank ", rank, " ",
+          bytes(registration.parts[rank]), "; NCCL wants as many of all ranks, and more than 0");
     }
   }
   return ncclSuccess;
@@ -157,20 +144,13 @@ ncclResult_t Window::mapAll(
   std::vector<int32_t> all(size);
   if (result == ncclSuccess) {
     result = exchange(
-        {.kind = CollectiveKind::allGather, .count = 1, .type = ncclInt32},
-        bytesOf(&missing, 1),
-        bytesOf(all.data(), all.size()),
-        comm,
-        stream);
+        {.kind = CollectiveKind::allGather, .count = 1, .type = ncclInt32}, bytesOf(&missing, 1),
+        bytesOf(all.data(), all.size()), comm, stream);
   }
   for (int rank = 0; result == ncclSuccess && rank < size; ++rank) {
     TORCH_CHECK(
-        all[rank] < 0,
-        name(OpKind::tensorRegister),
-        ": rank ",
-        rank,
-        " cannot map the memory of rank ",
-        all[rank],
+        all[rank] < 0, name(OpKind::tensorRegister), ": rank ", rank,
+        " cannot map the memory of rank ", all[rank],
         "; windows are for GPUs that reach each other's memory, of one host or NVLink domain, with "
         "NCCL_CUMEM_ENABLE not 0");
   }
@@ -183,25 +163,16 @@ void Window::registerTensor(const at::Tensor& tensor, bool owning) {
   refuseDeferral(what);
   checkDense({what, "tensor"}, tensor, comm_->device());
   TORCH_CHECK_VALUE(
-      tensor.has_storage() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(),
-      what,
-      ": tensor (shape ",
-      tensor.sizes(),
-      ", strides ",
-      tensor.strides(),
+      tensor.has_storage() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(), what,
+      ": tensor (shape ", tensor.sizes(), ", strides ", tensor.strides(),
       ") is not contiguous, and peers address its memory by element; pass tensor.contiguous()");
   TORCH_CHECK_VALUE(
-      tensor.dim() <= kMaxDims,
-      what,
-      ": tensor has ",
-      tensor.dim(),
-      " dimensions, wanted at most ",
+      tensor.dim() <= kMaxDims, what, ": tensor has ", tensor.dim(), " dimensions, wanted at most ",
       kMaxDims);
   {
     LockGuard lock(mutex_);
     TORCH_CHECK(
-        registration_ == nullptr,
-        what,
+        registration_ == nullptr, what,
         ": a tensor is registered with this window already; call tensor_deregister() first");
   }
   moveToShared(what, comm_->api(), tensor);
@@ -259,9 +230,7 @@ void Window::deregister() {
       const auto& api = comm_->api();
       auto result = exchange(
           {.kind = CollectiveKind::allToAll, .count = 1, .type = ncclUint64},
-          bytesOf(sent.data(), sent.size()),
-          bytesOf(received.data(), received.size()),
-          comm,
+          bytesOf(sent.data(), sent.size()), bytesOf(received.data(), received.size()), comm,
           stream);
       std::vector<ncclWaitSignalDesc_t> left;
       for (int peer = 0; peer < size; ++peer) {

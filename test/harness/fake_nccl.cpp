@@ -87,12 +87,7 @@ std::string json(const ncclConfig_t& config) {
 }
 
 ncclResult_t begin(
-    const char* call,
-    ncclComm_t* place,
-    int size,
-    int rank,
-    const ncclUniqueId* ids,
-    int count,
+    const char* call, ncclComm_t* place, int size, int rank, const ncclUniqueId* ids, int count,
     const ncclConfig_t& config) {
   *place = new ncclComm{rank, size};
   std::string names;
@@ -108,10 +103,7 @@ ncclResult_t begin(
 }
 
 ncclResult_t divide(
-    const char* call,
-    ncclComm_t parent,
-    ncclComm_t child,
-    ncclComm_t* place,
+    const char* call, ncclComm_t parent, ncclComm_t child, ncclComm_t* place,
     const ncclConfig_t& config) {
   *place = child;
   write(

@@ -45,8 +45,7 @@ inline ncclResult_t recvTagged(
     const ncclResult_t result_ = (call);                                            \
     if (result_ != ncclSuccess) {                                                   \
       ::test::stop(                                                                 \
-          __FILE__,                                                                 \
-          __LINE__,                                                                 \
+          __FILE__, __LINE__,                                                       \
           std::string(#call ": ") + ::test::nccl().getErrorString(result_) + ": " + \
               ::test::nccl().getLastError(nullptr));                                \
     }                                                                               \

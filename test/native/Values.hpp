@@ -13,18 +13,8 @@
 namespace test {
 
 inline const std::vector<ncclDataType_t> kTypes = {
-    ncclInt8,
-    ncclUint8,
-    ncclInt32,
-    ncclUint32,
-    ncclInt64,
-    ncclUint64,
-    ncclFloat16,
-    ncclFloat32,
-    ncclFloat64,
-    ncclBfloat16,
-    ncclFloat8e4m3,
-    ncclFloat8e5m2};
+    ncclInt8,    ncclUint8,   ncclInt32,   ncclUint32,   ncclInt64,      ncclUint64,
+    ncclFloat16, ncclFloat32, ncclFloat64, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2};
 
 inline size_t bytesOf(ncclDataType_t type) {
   constexpr size_t kBytes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};

@@ -81,8 +81,7 @@ void expect(const Buffer& got, const Buffer& wanted, const char* what, const Cal
   size_t at = 0;
   while (got[at] == wanted[at]) ++at;
   stop(
-      __FILE__,
-      __LINE__,
+      __FILE__, __LINE__,
       std::string(what) + ": rank " + std::to_string(c.rank) + " of " + std::to_string(c.ranks) +
           ", type " + std::to_string(c.type) + ", op " + std::to_string(c.op) + ", count " +
           std::to_string(c.count) + ", root " + std::to_string(c.root) +
@@ -107,8 +106,7 @@ void allReduce(const Call& c) {
   });
   expect(
       c.inPlace ? in : out,
-      elements(c.type, c.count, [&](size_t i) { return reduced(c.ranks, i, c.op); }),
-      "all_reduce",
+      elements(c.type, c.count, [&](size_t i) { return reduced(c.ranks, i, c.op); }), "all_reduce",
       c);
 }
 
@@ -124,9 +122,7 @@ void reduce(const Call& c) {
   if (!isRoot) return expect(in, before, "reduce's input", c);
   expect(
       c.inPlace ? in : out,
-      elements(c.type, c.count, [&](size_t i) { return reduced(c.ranks, i, c.op); }),
-      "reduce",
-      c);
+      elements(c.type, c.count, [&](size_t i) { return reduced(c.ranks, i, c.op); }), "reduce", c);
 }
 
 void reduceScatter(const Call& c) {
@@ -143,8 +139,7 @@ void reduceScatter(const Call& c) {
       out,
       elements(
           c.type, c.count, [&](size_t i) { return reduced(c.ranks, c.count * c.rank + i, c.op); }),
-      "reduce_scatter",
-      c);
+      "reduce_scatter", c);
 }
 
 void allGather(const Call& c) {
@@ -172,9 +167,7 @@ void broadcast(const Call& c) {
   });
   expect(
       c.inPlace ? in : out,
-      elements(c.type, c.count, [&](size_t i) { return number(c.root, i, c.op); }),
-      "broadcast",
-      c);
+      elements(c.type, c.count, [&](size_t i) { return number(c.root, i, c.op); }), "broadcast", c);
 }
 
 void allToAll(const Call& c) {
@@ -224,8 +217,7 @@ void scatter(const Call& c) {
       out,
       elements(
           c.type, c.count, [&](size_t i) { return number(c.root, c.count * c.rank + i, c.op); }),
-      "scatter",
-      c);
+      "scatter", c);
 }
 
 void everything(Call c) {
@@ -341,10 +333,7 @@ TEST(preMultipliedSumsTakeEachRanksScalar) {
       ncclRedOp_t op;
       CHECK_NCCL(
           nccl().redOpCreatePreMulSum(
-              &op,
-              &scalar,
-              ncclFloat64,
-              immediate ? ncclScalarHostImmediate : ncclScalarDevice,
+              &op, &scalar, ncclFloat64, immediate ? ncclScalarHostImmediate : ncclScalarDevice,
               comm));
       if (immediate) scalar = 1000;
       for (const size_t count : {5, 200'000}) {

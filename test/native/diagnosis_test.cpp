@@ -243,10 +243,8 @@ TEST(twoRanksAloneAreAskedWhereTheyPartedAndEachReaderOfTheVerdictIsToldTheSame)
     CHECK_EQUAL(group.ranks[1]->awaitOthers().value().parting, verdict.parting);
     std::lock_guard lock(questions->mutex);
     const std::vector<std::string> wanted{
-        "tell g 3 on 1|",
-        "compare g 3 on 0|tell|rank 0|rank 0|rank 1|rank 1",
-        "read g 3 on 1|compare",
-        "conclude g 3 on 0|read"};
+        "tell g 3 on 1|", "compare g 3 on 0|tell|rank 0|rank 0|rank 1|rank 1",
+        "read g 3 on 1|compare", "conclude g 3 on 0|read"};
     CHECK(questions->asked == wanted);
   }
   PartingQuestion::setSource(nullptr);

@@ -426,13 +426,7 @@ TEST(aLongListOfRanksDoesNotHideTheReason) {
   CHECK(few && few->ranks == ranks);
   CHECK_EQUAL(few->what(), reason);
   for (const auto* const text :
-       {"two lines,\nnone of them of ranks",
-        "",
-        "6 1",
-        "\nno result",
-        "a\nb",
-        "6 1-\nb",
-        "6  1\nb",
+       {"two lines,\nnone of them of ranks", "", "6 1", "\nno result", "a\nb", "6 1-\nb", "6  1\nb",
         "6 99999999999\nb"}) {
     CHECK(!decode(text));
   }
@@ -506,12 +500,7 @@ TEST(anOperationThatItsStreamRefusesFailsTheGroupAndDoesNotHoldUpItsEnd) {
     CHECK_NCCL(sum(comm, data));
     Refusing stream;
     const auto result = nccl().allReduce(
-        data.data(),
-        data.data(),
-        data.size(),
-        ncclFloat32,
-        ncclSum,
-        comm,
+        data.data(), data.data(), data.size(), ncclFloat32, ncclSum, comm,
         rank == 0 ? stream.handle() : nullptr);
     CHECK_EQUAL(result, ncclSystemError);
     CHECK_CONTAINS(nccl().getLastError(comm), "no thread");
@@ -522,8 +511,7 @@ TEST(anOperationThatItsStreamRefusesFailsTheGroupAndDoesNotHoldUpItsEnd) {
 TEST(whoLeavesTheQueueOfOperationsForASignalHoldsUpNobodyBehindIt) {
   static thread_local bool wanted = false;
   static const torchcomms_pg::host::InterruptSource source{
-      []() noexcept { return true; },
-      []() noexcept { return wanted; },
+      []() noexcept { return true; }, []() noexcept { return wanted; },
       []() noexcept { return std::exception_ptr(); }};
   torchcomms_pg::host::interruptSource = &source;
   const ncclUniqueId id = uniqueId();

@@ -160,13 +160,8 @@ int run(const char* what, const Job& job, int runs, int steps) {
       known = known || right;
       if (!right && who != "nobody") {
         std::fprintf(
-            stderr,
-            "%s, %d ranks, %d collectives a step, seed %d, step %d\n",
-            what,
-            job.ranks,
-            job.collectives,
-            seed + 1,
-            step);
+            stderr, "%s, %d ranks, %d collectives a step, seed %d, step %d\n", what, job.ranks,
+            job.collectives, seed + 1, step);
         CHECK_EQUAL(who, std::string("nobody"));
       }
     }

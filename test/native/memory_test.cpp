@@ -41,10 +41,9 @@ struct Root {
   void mount(const std::string& type, const std::string& top, const std::string& group) const {
     const bool second = type == "cgroup2";
     write(
-        "proc/self/mountinfo",
-        "30 23 0:5 / /proc rw - proc proc rw\n31 23 0:28 " + top +
-            " /groups rw,relatime shared:9 - " + type + " cgroup rw" + (second ? "" : ",memory") +
-            "\n");
+        "proc/self/mountinfo", "30 23 0:5 / /proc rw - proc proc rw\n31 23 0:28 " + top +
+                                   " /groups rw,relatime shared:9 - " + type + " cgroup rw" +
+                                   (second ? "" : ",memory") + "\n");
     write(
         "proc/self/cgroup",
         second ? "1:cpu:/elsewhere\n0::" + group + "\n" : "4:cpu,memory:" + group + "\n0::/\n");

@@ -34,8 +34,7 @@ TEST(nothingMovesAfterAMessageForWhichThereWasNoMemory) {
     MessageEngine engine(*segment, 0);
     std::vector<Buffer> buffers(3, Buffer(8));
     const std::vector transfers{
-        transfer(false, buffers[0], 0),
-        transfer(true, buffers[1], 0),
+        transfer(false, buffers[0], 0), transfer(true, buffers[1], 0),
         transfer(true, buffers[2], 1)};
     for (const auto& one : transfers) issue(engine, one);
     allocationsLeft = allocations;

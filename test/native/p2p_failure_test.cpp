@@ -16,12 +16,8 @@ void mismatch(ncclComm_t comm, int rank, bool otherType) {
     result = nccl().send(buffer.data(), 1'000'000, ncclInt32, 1, comm, nullptr);
   } else {
     result = nccl().recv(
-        buffer.data(),
-        otherType ? 1'000'000 : 1'000'001,
-        otherType ? ncclFloat32 : ncclInt32,
-        0,
-        comm,
-        nullptr);
+        buffer.data(), otherType ? 1'000'000 : 1'000'001, otherType ? ncclFloat32 : ncclInt32, 0,
+        comm, nullptr);
   }
   CHECK_EQUAL(result, ncclInvalidUsage);
   CHECK_CONTAINS(errorOf(comm), "rank 1 receives");

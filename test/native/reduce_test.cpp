@@ -120,10 +120,7 @@ void expectWide(ncclRedOp_t reduction, const std::vector<Bytes>& in, double divi
 
 template <class Bits>
 void expectSmall(
-    const Format& format,
-    ncclRedOp_t reduction,
-    const std::vector<Bytes>& in,
-    double divisor,
+    const Format& format, ncclRedOp_t reduction, const std::vector<Bytes>& in, double divisor,
     Bytes& out) {
   const auto decoded = [&](size_t r, size_t i) {
     return static_cast<float>(format.decode(element<Bits>(in[r].data(), i)));
@@ -137,10 +134,7 @@ void expectSmall(
 }
 
 void expect(
-    ncclDataType_t type,
-    ncclRedOp_t reduction,
-    const std::vector<Bytes>& in,
-    double divisor,
+    ncclDataType_t type, ncclRedOp_t reduction, const std::vector<Bytes>& in, double divisor,
     Bytes& out) {
   switch (type) {
     case ncclInt8: return expectWide<int8_t>(reduction, in, divisor, out);

@@ -400,8 +400,7 @@ Wait waitOf(const Scene& scene, const Issued& op, int asked) {
     const auto& message = op.call.messages[part];
     const bool fromAny = message.peer == AwaitedMessage::kAnyRank && !message.sends;
     wait.messages.push_back(
-        {message.sends ? AwaitedMessage::Kind::send : AwaitedMessage::Kind::receive,
-         message.peer,
+        {message.sends ? AwaitedMessage::Kind::send : AwaitedMessage::Kind::receive, message.peer,
          fromAny ? static_cast<uint64_t>(received) + 1 : op.numbers[part]});
   }
   return wait;
@@ -642,18 +641,14 @@ std::vector<std::string> split(const std::string& text) {
   return lines;
 }
 
-#define EXPECT(condition)      \
-  ((condition) ? (void)0       \
-               : ::test::stop( \
-                     __FILE__, \
-                     __LINE__, \
+#define EXPECT(condition)                \
+  ((condition) ? (void)0                 \
+               : ::test::stop(           \
+                     __FILE__, __LINE__, \
                      "scene " + seed + ": " #condition "\n" + verdict.text + "\n" + show(scene)))
 
 void check(
-    const Scene& scene,
-    const Diagnosis& diagnosis,
-    bool still,
-    const std::string& seed,
+    const Scene& scene, const Diagnosis& diagnosis, bool still, const std::string& seed,
     Score& score) {
   const auto verdict = judge(diagnosis.request, diagnosis.answers, diagnosis.silent);
   const auto blamed = blame(diagnosis.request, diagnosis.answers, diagnosis.silent);
@@ -946,17 +941,8 @@ TEST_WITHIN(nobodyIsBlamedWithoutProofInTenThousandScenes, 100) {
       "the group, %d behind a receive from any rank, %d behind ranks without an answer, %d behind "
       "a "
       "mismatch with a call that has ended\n",
-      static_cast<unsigned long long>(first),
-      score.scenes,
-      score.hangs,
-      score.named,
-      score.circles,
-      score.misfits,
-      score.moving,
-      score.outside,
-      score.any,
-      score.silent,
-      score.ended);
+      static_cast<unsigned long long>(first), score.scenes, score.hangs, score.named, score.circles,
+      score.misfits, score.moving, score.outside, score.any, score.silent, score.ended);
   CHECK(score.named * 2 > score.hangs - score.moving - score.misfits);
   CHECK(score.circles > 0 || scenes < 1000);
 }

@@ -86,8 +86,7 @@ TEST(theRankThatAThousandOthersWaitForIsNamed) {
     return static_cast<int>(ticks * 1000 / CLOCKS_PER_SEC);
   };
   std::printf(
-      "1024 ranks: %d ms of CPU for their texts, %d ms to report\n",
-      ms(decoded - begun),
+      "1024 ranks: %d ms of CPU for their texts, %d ms to report\n", ms(decoded - begun),
       ms(std::clock() - decoded));
   CHECK_CONTAINS(text, "\"waits_for\":[77],\"behind\":[77]");
   CHECK_CONTAINS(text, "rank 77 has not arrived at all_reduce #4 (8 x Float), issued 20 s ago");

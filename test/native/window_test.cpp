@@ -36,24 +36,10 @@ ncclWindow_t open(ncclComm_t comm, const Buffer& buffer) {
 }
 
 ncclResult_t put(
-    ncclComm_t comm,
-    ncclWindow_t window,
-    const std::vector<int>& content,
-    int peer,
-    size_t at,
-    int signal = kNoSignal,
-    cudaStream_t stream = nullptr) {
+    ncclComm_t comm, ncclWindow_t window, const std::vector<int>& content, int peer, size_t at,
+    int signal = kNoSignal, cudaStream_t stream = nullptr) {
   return nccl().putSignal(
-      content.data(),
-      content.size(),
-      ncclInt32,
-      peer,
-      window,
-      at * sizeof(int),
-      signal,
-      0,
-      0,
-      comm,
+      content.data(), content.size(), ncclInt32, peer, window, at * sizeof(int), signal, 0, 0, comm,
       stream);
 }
 

@@ -415,9 +415,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
 
   void record(
-      void** event,
-      const c10::Stream& stream,
-      const c10::DeviceIndex /*device*/,
+      void** event, const c10::Stream& stream, const c10::DeviceIndex /*device*/,
       const c10::EventFlag /*flag*/) const override {
     ++calls;
     if (*event == nullptr) {

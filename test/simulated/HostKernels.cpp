@@ -48,9 +48,7 @@ at::Tensor HostKernels::onHost(const at::Tensor& tensor) const {
     return tensor;
   }
   auto host = at::from_blob(
-      tensor.numel() == 0 ? nullptr : tensor.data_ptr(),
-      tensor.sizes(),
-      tensor.strides(),
+      tensor.numel() == 0 ? nullptr : tensor.data_ptr(), tensor.sizes(), tensor.strides(),
       tensor.options().device(at::kCPU));
   host._set_conj(tensor.is_conj());
   host._set_neg(tensor.is_neg());
@@ -184,15 +182,13 @@ void HostKernels::run(const c10::OperatorHandle& op, torch::jit::Stack* stack) c
   torch::jit::Stack places;
   for (size_t i = 0; i < schema.returns().size(); ++i) {
     const auto argument = argumentOf(schema, schema.returns()[i]);
-    auto result =
-        argument
-            ? arguments[*argument]
-            : mapped((*foreseen)[i], at::kMeta, [&](const at::Tensor& tensor) {
-                return tensor.defined()
-                           ? at::empty_strided(
-                                 tensor.sizes(), tensor.strides(), tensor.options().device(device))
-                           : tensor;
-              });
+    auto result = argument ? arguments[*argument]
+                           : mapped((*foreseen)[i], at::kMeta, [&](const at::Tensor& tensor) {
+                               return tensor.defined() ? at::empty_strided(
+                                                             tensor.sizes(), tensor.strides(),
+                                                             tensor.options().device(device))
+                                                       : tensor;
+                             });
     places.push_back(argument ? c10::IValue() : mapped(result, at::kCPU, toHost));
     torch::jit::push(*stack, std::move(result));
   }

@@ -140,39 +140,32 @@ PYBIND11_MODULE(_simulated, module) {
           [streamOf](Graph& self, c10::DeviceIndex device, c10::StreamId id) {
             streamOf(device, id).record(&self);
           },
-          py::arg("device"),
-          py::arg("stream_id"))
+          py::arg("device"), py::arg("stream_id"))
       .def(
           "end",
           [streamOf](Graph&, c10::DeviceIndex device, c10::StreamId id) {
             streamOf(device, id).record(nullptr);
           },
-          py::arg("device"),
-          py::arg("stream_id"))
+          py::arg("device"), py::arg("stream_id"))
       .def(
           "replay",
           [streamOf](const Graph& self, c10::DeviceIndex device, c10::StreamId id) {
             self.replay(streamOf(device, id));
           },
-          py::arg("device"),
-          py::arg("stream_id"),
-          NoGil());
+          py::arg("device"), py::arg("stream_id"), NoGil());
   py::class_<Hold>(module, "Hold").def("release", &Hold::release, NoGil());
   module.def(
       "hold",
       [streamOf](c10::DeviceIndex device, c10::StreamId id) {
         return std::make_unique<Hold>(streamOf(device, id));
       },
-      py::arg("device"),
-      py::arg("stream_id"));
+      py::arg("device"), py::arg("stream_id"));
   module.def(
       "set_delays",
       [](uint64_t seed, double probability, int64_t longest) {
         setDelays({seed, probability, std::chrono::microseconds(longest)});
       },
-      py::arg("seed"),
-      py::arg("probability"),
-      py::arg("longest_us"));
+      py::arg("seed"), py::arg("probability"), py::arg("longest_us"));
   module.def("device_count", [] { return kDevices; });
   module.def("current_device", &currentDevice);
   module.def("set_device", &setDevice, py::arg("device"));
@@ -190,8 +183,7 @@ PYBIND11_MODULE(_simulated, module) {
       [streamOf](c10::DeviceIndex device, c10::StreamId id) {
         return streamOf(device, id).waits();
       },
-      py::arg("device"),
-      py::arg("stream_id"));
+      py::arg("device"), py::arg("stream_id"));
   module.def("early_queries", &earlyQueries);
   module.def("device_calls", &deviceCalls);
   module.def("hang_driver", &hangDriver, py::arg("hangs"));

@@ -60,35 +60,23 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 // ---------------------------------------------------------------- memory
 
 at::Tensor empty(
-    c10::SymIntArrayRef size,
-    std::optional<at::ScalarType> dtype,
-    std::optional<at::Layout> /*layout*/,
-    std::optional<at::Device> device,
-    std::optional<bool> /*pinned*/,
-    std::optional<at::MemoryFormat> format) {
+    c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout> /*layout*/, std::optional<at::Device> device,
+    std::optional<bool> /*pinned*/, std::optional<at::MemoryFormat> format) {
   const c10::OptionalDeviceGuard guard(device);
   return at::detail::empty_generic(
-      C10_AS_INTARRAYREF_SLOW(size),
-      allocator(),
-      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-      c10::dtype_or_default(dtype),
-      format);
+      C10_AS_INTARRAYREF_SLOW(size), allocator(),
+      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::dtype_or_default(dtype), format);
 }
 
 at::Tensor emptyStrided(
-    c10::SymIntArrayRef size,
-    c10::SymIntArrayRef stride,
-    std::optional<at::ScalarType> dtype,
-    std::optional<at::Layout> /*layout*/,
-    std::optional<at::Device> device,
+    c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout> /*layout*/, std::optional<at::Device> device,
     std::optional<bool> /*pinned*/) {
   const c10::OptionalDeviceGuard guard(device);
   return at::detail::empty_strided_generic(
-      C10_AS_INTARRAYREF_SLOW(size),
-      C10_AS_INTARRAYREF_SLOW(stride),
-      allocator(),
-      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-      c10::dtype_or_default(dtype));
+      C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), allocator(),
+      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::dtype_or_default(dtype));
 }
 
 // Gives the storage new memory of that size, with its old content.
@@ -119,10 +107,7 @@ const at::Tensor& resize(
 }
 
 at::Tensor& setStorage(
-    at::Tensor& self,
-    at::Storage source,
-    c10::SymInt offset,
-    c10::SymIntArrayRef size,
+    at::Tensor& self, at::Storage source, c10::SymInt offset, c10::SymIntArrayRef size,
     c10::SymIntArrayRef stride) {
   auto* const impl = self.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(std::move(source));

@@ -32,11 +32,8 @@ std::atomic<Milliseconds> verdictAfter{Milliseconds(0)};
 // Returns what a communicator's failure has of a verdict.
 Explanation explanation(Verdict verdict) {
   return {
-      std::move(verdict.ranks),
-      std::move(verdict.summary),
-      std::move(verdict.text),
-      std::move(verdict.parting),
-      Milliseconds(verdict.extensionMs)};
+      std::move(verdict.ranks), std::move(verdict.summary), std::move(verdict.text),
+      std::move(verdict.parting), Milliseconds(verdict.extensionMs)};
 }
 std::optional<Explanation> explanation(std::optional<Verdict> verdict) {
   return verdict ? std::optional(explanation(*std::move(verdict))) : std::nullopt;
@@ -49,8 +46,7 @@ DiagnosisClient::DiagnosisClient(const Observed& comm) : comm_(comm) {
 }
 
 void DiagnosisClient::open(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    const std::string& prefix,
+    const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix,
     const std::vector<Peer>& peers) {
   store_ = c10::make_intrusive<c10d::PrefixStore>(prefix + "diagnosis", store);
   peers_ = peers;

@@ -37,8 +37,7 @@ class DiagnosisClient final : public Observer, public GroupActivity {
 
   // Observer.
   void open(
-      const c10::intrusive_ptr<c10d::Store>& store,
-      const std::string& prefix,
+      const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix,
       const std::vector<Peer>& peers) override;
   void close() override;
   void check(Clock::time_point now) REQUIRES(monitorThread) override;

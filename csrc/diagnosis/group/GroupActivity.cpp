@@ -97,10 +97,7 @@ Stand standOf(const GroupActivity& group, const InFlight& entry) {
 }
 
 Wait describeWait(
-    const GroupActivity& group,
-    const InFlightOps::List& ops,
-    const InFlight& entry,
-    uint64_t key,
+    const GroupActivity& group, const InFlightOps::List& ops, const InFlight& entry, uint64_t key,
     bool here) {
   auto wait = describeWait(group, ops, *entry.op, key, here);
   wait.thread = group.waiterFor(entry).thread;
@@ -109,10 +106,7 @@ Wait describeWait(
 }
 
 Wait describeWait(
-    const GroupActivity& group,
-    const InFlightOps::List& ops,
-    const Operation& op,
-    uint64_t key,
+    const GroupActivity& group, const InFlightOps::List& ops, const Operation& op, uint64_t key,
     bool here) {
   Wait wait;
   wait.text = describe(op) + (here ? "" : " of group '" + group.group().name + "'");
@@ -131,8 +125,7 @@ Wait describeWait(
           {kind == OpKind::send   ? Kind::send
            : kind == OpKind::recv ? Kind::receive
                                   : Kind::signal,
-           peer < 0 ? AwaitedMessage::kAnyRank : members[peer],
-           number});
+           peer < 0 ? AwaitedMessage::kAnyRank : members[peer], number});
     }
   };
   await(op.kind, op.peer, op.number);
@@ -261,10 +254,7 @@ Silent describeSilent(const Peer& peer) {
 }
 
 DiagnosisRequest requestAbout(
-    const GroupActivity& group,
-    const Operation& op,
-    Clock::time_point now,
-    Milliseconds timeout,
+    const GroupActivity& group, const Operation& op, Clock::time_point now, Milliseconds timeout,
     Clock::time_point deadline) {
   DiagnosisRequest request;
   const auto late = std::chrono::duration_cast<Milliseconds>(now - deadline);

@@ -85,16 +85,10 @@ Stand standOf(const GroupActivity& group, const InFlight& entry);
 // waits. `ops`: the group's operations in flight. `key`: the group's key; 0 if it is not unique.
 // `here`: `group` is the diagnosed group, which the text need not name.
 Wait describeWait(
-    const GroupActivity& group,
-    const InFlightOps::List& ops,
-    const Operation& op,
-    uint64_t key,
+    const GroupActivity& group, const InFlightOps::List& ops, const Operation& op, uint64_t key,
     bool here);
 Wait describeWait(
-    const GroupActivity& group,
-    const InFlightOps::List& ops,
-    const InFlight& entry,
-    uint64_t key,
+    const GroupActivity& group, const InFlightOps::List& ops, const InFlight& entry, uint64_t key,
     bool here);
 
 // Returns what the rank has issued in the group, whose key is `key`.
@@ -107,10 +101,7 @@ Silent describeSilent(const Peer& peer);
 // `deadline`: the deadline that has passed, `timeout` after the issue of `op` or after the begin of
 // a wait for `op`.
 DiagnosisRequest requestAbout(
-    const GroupActivity& group,
-    const Operation& op,
-    Clock::time_point now,
-    Milliseconds timeout,
+    const GroupActivity& group, const Operation& op, Clock::time_point now, Milliseconds timeout,
     Clock::time_point deadline);
 
 // Returns the status of this rank for a diagnosis of the group.

@@ -146,10 +146,7 @@ void LatenessClient::setWarning(bool on) {
 }
 
 void LatenessClient::open(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    const std::string& place,
-    Group group,
-    int rank,
+    const c10::intrusive_ptr<c10d::Store>& store, const std::string& place, Group group, int rank,
     int size) {
   if (size == 1 || store == nullptr) {
     return;

@@ -40,10 +40,7 @@ class LatenessClient {
   // Begins to record and publish. `place`: the prefix of the group's keys in the store, which no
   // other group has, even one of the same name. Does nothing for a group of one rank.
   void open(
-      const c10::intrusive_ptr<c10d::Store>& store,
-      const std::string& place,
-      Group group,
-      int rank,
+      const c10::intrusive_ptr<c10d::Store>& store, const std::string& place, Group group, int rank,
       int size);
   // Stops, and withdraws what this rank has published. Does not block.
   void close();

@@ -315,13 +315,8 @@ std::vector<status::OtherWait> ofStatus() {
   std::vector<status::OtherWait> waits;
   for (const auto& entry : current()) {
     waits.push_back(
-        {entry->wait.text,
-         entry->wait.ranks,
-         entry->wait.meets,
-         entry->age().count(),
-         entry->wait.calledAt,
-         entry->meeting(),
-         entry->wait.self});
+        {entry->wait.text, entry->wait.ranks, entry->wait.meets, entry->age().count(),
+         entry->wait.calledAt, entry->meeting(), entry->wait.self});
   }
   return waits;
 }

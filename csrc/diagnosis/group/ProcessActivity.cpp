@@ -154,13 +154,8 @@ std::vector<uint64_t> launched(const GroupActivity& group, const InFlightOps::Li
 // the stacks of the group's operations to `stacks`, and their places to `lines`. `known`: no other
 // group of the rank has the same key.
 void describeMember(
-    const Shown& shown,
-    bool known,
-    Clock::time_point now,
-    status::RankActivity& activity,
-    size_t place,
-    std::vector<std::shared_ptr<const void>>& stacks,
-    std::vector<Line>& lines) {
+    const Shown& shown, bool known, Clock::time_point now, status::RankActivity& activity,
+    size_t place, std::vector<std::shared_ptr<const void>>& stacks, std::vector<Line>& lines) {
   const auto& group = *shown.group;
   status::MemberStatus told;
   told.id = shown.id;
@@ -331,8 +326,7 @@ std::string describeJob(const status::OfJob& question) {
 }  // namespace
 
 std::unique_ptr<StatusPart> StatusPart::begin(
-    const std::shared_ptr<GroupActivity>& group,
-    const c10::intrusive_ptr<c10d::Store>& store,
+    const std::shared_ptr<GroupActivity>& group, const c10::intrusive_ptr<c10d::Store>& store,
     bool severalHosts) {
   auto part = std::make_unique<StatusPart>();
   part->server_ = status::StatusServer::of({describeProcess, describeJob});
@@ -384,8 +378,7 @@ HeldUp heldUpBy(const GroupActivity& group, const Operation& op, Milliseconds pa
       if (same && asked.ageMs >= told.question.tookMs) {
         const auto finding = job.judge(*known, group.rank(), asked);
         return {
-            job.heldUpBy(*known, finding),
-            globalRanksOf(group, finding.verdict.ranks),
+            job.heldUpBy(*known, finding), globalRanksOf(group, finding.verdict.ranks),
             asked.calledAt};
       }
       if (same) {

@@ -25,8 +25,7 @@ class StatusPart {
   // whether its ranks may be on more than one host. Returns null if the status is turned off, or if
   // no server can be started, which is printed to stderr.
   static std::unique_ptr<StatusPart> begin(
-      const std::shared_ptr<GroupActivity>& group,
-      const c10::intrusive_ptr<c10d::Store>& store,
+      const std::shared_ptr<GroupActivity>& group, const c10::intrusive_ptr<c10d::Store>& store,
       bool severalHosts);
 
  private:

@@ -99,11 +99,8 @@ std::optional<StandingVerdicts::Overdue> StandingVerdicts::overdue(
 }
 
 void StandingVerdicts::ask(
-    HangDiagnosis& diagnosis,
-    const std::optional<Overdue>& overdue,
-    Clock::time_point now,
-    Milliseconds timeout,
-    const Request& request) {
+    HangDiagnosis& diagnosis, const std::optional<Overdue>& overdue, Clock::time_point now,
+    Milliseconds timeout, const Request& request) {
   if (overdue && group_.inFlight().has(overdue->op)) {
     asked_.emplace().noteFrom(overdue->op);
     askedBegun_ = overdue->begun;
@@ -119,10 +116,7 @@ void StandingVerdicts::ask(
 }
 
 void StandingVerdicts::take(
-    const Verdict& verdict,
-    const Operation& op,
-    const Wait& asked,
-    Clock::time_point now,
+    const Verdict& verdict, const Operation& op, const Wait& asked, Clock::time_point now,
     Milliseconds timeout) {
   if (verdict.extensionMs == 0) {
     // The verdict may be about another operation, whose end is then another rank's to report.

@@ -39,11 +39,8 @@ class StandingVerdicts {
   // Asks for a verdict on `overdue`, if it is set and has not ended, and goes on asking until a
   // verdict exists. `request`: builds the question.
   void ask(
-      HangDiagnosis& diagnosis,
-      const std::optional<Overdue>& overdue,
-      Clock::time_point now,
-      Milliseconds timeout,
-      const Request& request) REQUIRES(monitorThread);
+      HangDiagnosis& diagnosis, const std::optional<Overdue>& overdue, Clock::time_point now,
+      Milliseconds timeout, const Request& request) REQUIRES(monitorThread);
 
   // Closes the diagnosis, since the group is being destroyed. If a verdict stands, first makes the
   // ranks print how it is over.
@@ -52,10 +49,7 @@ class StandingVerdicts {
  private:
   // Reacts to the verdict that this rank got when it asked about `op`, which waits for `asked`.
   void take(
-      const Verdict& verdict,
-      const Operation& op,
-      const Wait& asked,
-      Clock::time_point now,
+      const Verdict& verdict, const Operation& op, const Wait& asked, Clock::time_point now,
       Milliseconds timeout) REQUIRES(monitorThread);
   // Notes the operation of this rank that the standing verdict is about.
   void follow(const Wait& about) REQUIRES(mutex_);

@@ -49,10 +49,8 @@ struct Needs {
 class WaitGraph {
  public:
   WaitGraph(
-      const DiagnosisRequest& request,
-      const std::map<int, RankStatus>& answers,
-      const std::map<int, Silent>& silent,
-      bool byThread)
+      const DiagnosisRequest& request, const std::map<int, RankStatus>& answers,
+      const std::map<int, Silent>& silent, bool byThread)
       : request_(request),
         answers_(answers),
         silent_(silent),
@@ -573,8 +571,7 @@ std::vector<int> Blame::lateRanks() const {
 }
 
 Blame blame(
-    const DiagnosisRequest& request,
-    const std::map<int, RankStatus>& answers,
+    const DiagnosisRequest& request, const std::map<int, RankStatus>& answers,
     const std::map<int, Silent>& silent) {
   WaitGraph graph(request, answers, silent, /*byThread=*/true);
   auto found = graph.blame();

@@ -74,8 +74,7 @@ struct Blame {
 
 // Applies the rule, and returns its result. `silent`: the ranks without an answer.
 Blame blame(
-    const DiagnosisRequest& request,
-    const std::map<int, RankStatus>& answers,
+    const DiagnosisRequest& request, const std::map<int, RankStatus>& answers,
     const std::map<int, Silent>& silent);
 
 }  // namespace torchcomms_pg

@@ -88,10 +88,8 @@ void addParting(Verdict& verdict, const std::string& parting) {
 }
 
 Parting::Parting(
-    const DiagnosisRequest& request,
-    const std::map<int, RankStatus>& answers,
-    const Verdict& verdict,
-    std::string prefix)
+    const DiagnosisRequest& request, const std::map<int, RankStatus>& answers,
+    const Verdict& verdict, std::string prefix)
     : prefix_(std::move(prefix)), group_(request.group), number_(request.seq) {
   const bool hangs = verdict.extensionMs == 0 && !verdict.arrived;
   if (!PartingQuestion::known() || !hangs || number_ == 0 || answers.count(request.rank) == 0) {

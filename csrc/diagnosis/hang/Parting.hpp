@@ -23,10 +23,8 @@ class Parting {
   // Chooses the rank to compare with: one that others wait for, or that calls something else. If
   // no such rank exists, the talk is over at once. `prefix`: of the round's keys.
   Parting(
-      const DiagnosisRequest& request,
-      const std::map<int, RankStatus>& answers,
-      const Verdict& verdict,
-      std::string prefix);
+      const DiagnosisRequest& request, const std::map<int, RankStatus>& answers,
+      const Verdict& verdict, std::string prefix);
 
   // Does what is due. Returns whether the talk is over.
   bool step(SharedBoard& board);

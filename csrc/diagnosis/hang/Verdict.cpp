@@ -72,8 +72,7 @@ class RankList {
 class Report {
  public:
   Report(
-      const DiagnosisRequest& request,
-      const std::map<int, RankStatus>& answers,
+      const DiagnosisRequest& request, const std::map<int, RankStatus>& answers,
       const std::map<int, Silent>& silent)
       : request_(request),
         answers_(answers),
@@ -460,8 +459,7 @@ class Report {
 }  // namespace
 
 Verdict judge(
-    const DiagnosisRequest& request,
-    const std::map<int, RankStatus>& answers,
+    const DiagnosisRequest& request, const std::map<int, RankStatus>& answers,
     const std::map<int, Silent>& silent) {
   return Report(request, answers, silent).judge();
 }

@@ -28,21 +28,14 @@ struct Verdict {
 
   static void fields(auto& self, auto& visit) {
     visit(
-        self.runs,
-        self.summary,
-        self.extensionMs,
-        self.answered,
-        self.about,
-        self.parting,
-        self.text,
-        self.printedBy);
+        self.runs, self.summary, self.extensionMs, self.answered, self.about, self.parting,
+        self.text, self.printedBy);
   }
 };
 
 // Returns the verdict. `silent`: the ranks without an answer.
 Verdict judge(
-    const DiagnosisRequest& request,
-    const std::map<int, RankStatus>& answers,
+    const DiagnosisRequest& request, const std::map<int, RankStatus>& answers,
     const std::map<int, Silent>& silent);
 
 // Names ranks of the group, as verdicts do.

@@ -62,9 +62,7 @@ class ArrivalLog {
 
   // Records the arrival of the calling thread, which has waited for `waited` so far.
   void note(
-      uint64_t seq,
-      Clock::time_point at,
-      Clock::duration waited = WaitedTime::get(),
+      uint64_t seq, Clock::time_point at, Clock::duration waited = WaitedTime::get(),
       uint64_t thread = WaitedTime::thread()) {
     const bool kept = (seq & (stride_.load(std::memory_order_relaxed) - 1)) == 0;
     if (kept || at.time_since_epoch().count() > slowFrom_.load(std::memory_order_relaxed)) {

@@ -96,14 +96,8 @@ struct Wait {
 
   static void fields(auto& self, auto& visit) {
     visit(
-        self.text,
-        self.group,
-        self.members,
-        self.collectives,
-        self.messages,
-        self.indirect,
-        self.thread,
-        self.threadName);
+        self.text, self.group, self.members, self.collectives, self.messages, self.indirect,
+        self.thread, self.threadName);
   }
 };
 
@@ -138,13 +132,8 @@ struct GroupCounts {
 
   static void fields(auto& self, auto& visit) {
     visit(
-        self.group,
-        self.collectives,
-        self.receivedFromAny,
-        self.peers,
-        self.collectivesThread,
-        self.sendsThread,
-        self.receivesThread);
+        self.group, self.collectives, self.receivedFromAny, self.peers, self.collectivesThread,
+        self.sendsThread, self.receivesThread);
   }
 };
 
@@ -177,22 +166,9 @@ struct RankStatus {
 
   static void fields(auto& self, auto& visit) {
     visit(
-        self.rank,
-        self.current,
-        self.stand,
-        self.currentSeq,
-        self.signature,
-        self.waitedMs,
-        self.calledAt,
-        self.completed,
-        self.failure,
-        self.threads,
-        self.compilingMs,
-        self.compiledMs,
-        self.relaxedMs,
-        self.waits,
-        self.counts,
-        self.mainThread,
+        self.rank, self.current, self.stand, self.currentSeq, self.signature, self.waitedMs,
+        self.calledAt, self.completed, self.failure, self.threads, self.compilingMs,
+        self.compiledMs, self.relaxedMs, self.waits, self.counts, self.mainThread,
         self.preliminary);
   }
 };

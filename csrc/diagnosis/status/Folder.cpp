@@ -134,8 +134,7 @@ FileDescriptor Folder::listen() const {
 
 void Folder::add(const Membership& membership) const {
   const FileDescriptor file(open(
-      inside(own().name + kRanks).c_str(),
-      O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC,
+      inside(own().name + kRanks).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC,
       0600));
   const auto line = std::to_string(membership.group) + " " + std::to_string(membership.rank) + "\n";
   if (!file || write(file.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) {

@@ -96,8 +96,7 @@ std::string nameOfHost(const std::string& place) {
 }
 
 Job::Job(
-    const std::vector<HostStatus>& hosts,
-    const std::vector<UnreachedHost>& unreached,
+    const std::vector<HostStatus>& hosts, const std::vector<UnreachedHost>& unreached,
     const JobQuestion& question)
     : hosts_(hosts), unreached_(unreached), question_(question) {
   findJob();

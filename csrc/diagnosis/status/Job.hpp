@@ -71,8 +71,7 @@ class Job {
     const SilentProcess* process = nullptr;
   };
 
-  Job(const std::vector<HostStatus>& hosts,
-      const std::vector<UnreachedHost>& unreached,
+  Job(const std::vector<HostStatus>& hosts, const std::vector<UnreachedHost>& unreached,
       const JobQuestion& question);
 
   const JobQuestion& question() const { return question_; }

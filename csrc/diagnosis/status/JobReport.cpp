@@ -308,8 +308,7 @@ void Roll::add(const HostStatus& host) {
 }
 
 std::string report(
-    const std::vector<HostStatus>& hosts,
-    const std::vector<UnreachedHost>& unreached,
+    const std::vector<HostStatus>& hosts, const std::vector<UnreachedHost>& unreached,
     const JobQuestion& question) {
   return Report(Job(hosts, unreached, question)).write();
 }

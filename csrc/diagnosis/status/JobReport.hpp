@@ -41,8 +41,7 @@ class Roll {
 
 // Returns the job's status as JSON, in the form that docs/status.md describes.
 std::string report(
-    const std::vector<HostStatus>& hosts,
-    const std::vector<UnreachedHost>& unreached,
+    const std::vector<HostStatus>& hosts, const std::vector<UnreachedHost>& unreached,
     const JobQuestion& question);
 
 }  // namespace torchcomms_pg::status

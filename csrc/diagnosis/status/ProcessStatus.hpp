@@ -28,32 +28,16 @@ struct OpInFlight {
 
   static void fields(auto& self, auto& visit) {
     visit(
-        self.text,
-        self.seq,
-        self.signature,
-        self.ageMs,
-        self.timeoutMs,
-        self.waits,
-        self.stand,
-        self.endsUnseen,
-        self.calledAt,
-        self.wait);
+        self.text, self.seq, self.signature, self.ageMs, self.timeoutMs, self.waits, self.stand,
+        self.endsUnseen, self.calledAt, self.wait);
   }
 };
 
 // Kinds of collectives that are counted separately: the five kinds that NCCL's RAS counts, four
 // more kinds, and the rest, such as batches.
 inline constexpr const char* kLaunchKinds[] = {
-    "Broadcast",
-    "Reduce",
-    "AllGather",
-    "ReduceScatter",
-    "AllReduce",
-    "AlltoAll",
-    "Gather",
-    "Scatter",
-    "Barrier",
-    "Other"};
+    "Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce",
+    "AlltoAll",  "Gather", "Scatter",   "Barrier",       "Other"};
 
 // A rank's part in a group.
 struct MemberStatus {
@@ -78,23 +62,9 @@ struct MemberStatus {
 
   static void fields(auto& self, auto& visit) {
     visit(
-        self.id,
-        self.key,
-        self.name,
-        self.description,
-        self.backend,
-        self.rank,
-        self.runs,
-        self.queues,
-        self.collectives,
-        self.launched,
-        self.lastCompleted,
-        self.failure,
-        self.relaxedMs,
-        self.inFlight,
-        self.ops,
-        self.parting,
-        self.lateness);
+        self.id, self.key, self.name, self.description, self.backend, self.rank, self.runs,
+        self.queues, self.collectives, self.launched, self.lastCompleted, self.failure,
+        self.relaxedMs, self.inFlight, self.ops, self.parting, self.lateness);
   }
 };
 
@@ -143,18 +113,8 @@ struct ProcessStatus {
 
   static void fields(auto& self, auto& visit) {
     visit(
-        self.pid,
-        self.host,
-        self.version,
-        self.store,
-        self.run,
-        self.threads,
-        self.pythonSilentMs,
-        self.gilIsHeld,
-        self.compilingMs,
-        self.compiledMs,
-        self.ranks,
-        self.otherWaits);
+        self.pid, self.host, self.version, self.store, self.run, self.threads, self.pythonSilentMs,
+        self.gilIsHeld, self.compilingMs, self.compiledMs, self.ranks, self.otherWaits);
   }
 };
 

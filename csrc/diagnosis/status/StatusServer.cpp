@@ -383,9 +383,7 @@ struct StatusServer::State {
   // Sends as much as the connection accepts. Returns false if the connection has failed.
   static bool tell(Client& client) {
     const auto bytes = send(
-        client.socket.get(),
-        client.text.data() + client.sent,
-        client.text.size() - client.sent,
+        client.socket.get(), client.text.data() + client.sent, client.text.size() - client.sent,
         MSG_NOSIGNAL | MSG_DONTWAIT);
     if (bytes < 0) {
       return errno == EAGAIN || errno == EINTR;
@@ -420,8 +418,7 @@ std::shared_ptr<StatusServer> StatusServer::of(const Duties& duties) {
     const auto gateway = gatewayCommand();
     if (!gateway.words.empty()) {
       tellNoRas(
-          known,
-          gateway.words.back(),
+          known, gateway.words.back(),
           "the answer is the status, which TORCHCOMMS_PG_STATUS turns off");
     }
     return nullptr;

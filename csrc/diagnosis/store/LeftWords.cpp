@@ -57,10 +57,7 @@ std::string apart(Milliseconds patience, std::function<std::string()> body) noex
 }  // namespace
 
 void leave(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    int rank,
-    int size,
-    const std::string& how,
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const std::string& how,
     const InFlightOps& inFlight) noexcept {
   apart(kLeaving, [store, rank, size, how, last = inFlight.inspect([](const auto&, const auto& op) {
           return op.seq == 0 ? std::string() : ", after " + describe(op);
@@ -98,8 +95,7 @@ bool has(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
 }
 
 std::string tell(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const Group& group) noexcept {
   return apart(kTelling, [store, ranks, group] {
     StoreBoard board(store);

@@ -16,10 +16,7 @@ namespace torchcomms_pg::left_words {
 // completed. Waits for the store for at most 300 ms, and raises no error. The last of the group's
 // `size` ranks to leave erases all words.
 void leave(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    int rank,
-    int size,
-    const std::string& how,
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const std::string& how,
     const InFlightOps& inFlight) noexcept;
 
 // The word of one rank.
@@ -37,8 +34,7 @@ bool has(const c10::intrusive_ptr<c10d::Store>& store, int rank);
 // Returns the words that `ranks` have left, as "; rank 1 ...", in the order of time. Waits for the
 // store for at most 500 ms, and raises no error.
 std::string tell(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const Group& group) noexcept;
 
 }  // namespace torchcomms_pg::left_words

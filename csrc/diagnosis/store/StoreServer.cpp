@@ -35,8 +35,7 @@ struct FreeAddresses {
 std::pair<FileDescriptor, int> connectTo(const addrinfo& address) {
   FileDescriptor made(
       ::socket(
-          address.ai_family,
-          address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC,
+          address.ai_family, address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC,
           address.ai_protocol));
   if (!made) {
     return {FileDescriptor(), errno};
@@ -115,13 +114,8 @@ void StoreServer::check() {
     why = std::strerror(error);
   }
   TORCH_CHECK_WITH(
-      DistStoreError,
-      static_cast<bool>(connection_),
-      "no process serves the store at ",
-      address(),
-      " (",
-      why,
-      ")");
+      DistStoreError, static_cast<bool>(connection_), "no process serves the store at ", address(),
+      " (", why, ")");
 }
 
 }  // namespace torchcomms_pg

@@ -37,10 +37,9 @@ WaitedWork::~WaitedWork() {
   auto& known = waiting();
   LockGuard lock(known.mutex);
   // The last one, since a wait may run Python's handlers of signals, which wait themselves.
-  const auto own =
-      std::ranges::find_if(known.all.rbegin(), known.all.rend(), [&](const auto& each) {
-        return each.work == work_ && each.waiter.thread == threadNumber();
-      });
+  const auto own = std::ranges::find_if(
+      known.all.rbegin(), known.all.rend(),
+      [&](const auto& each) { return each.work == work_ && each.waiter.thread == threadNumber(); });
   if (own != known.all.rend()) {
     known.all.erase(std::prev(own.base()));
   }

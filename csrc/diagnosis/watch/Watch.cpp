@@ -186,10 +186,8 @@ void followWait(Thread& thread, WatchedOp& op, const c10::intrusive_ptr<c10d::Wo
 }  // namespace
 
 std::shared_ptr<Watch> Watch::begin(
-    c10d::ProcessGroup& group,
-    const std::vector<int64_t>& ranks,
-    const std::vector<c10::DeviceType>& types,
-    Milliseconds timeout) {
+    c10d::ProcessGroup& group, const std::vector<int64_t>& ranks,
+    const std::vector<c10::DeviceType>& types, Milliseconds timeout) {
   auto watch = std::make_shared<Watch>();
   auto& parts = watch->parts_;
   auto groups = std::make_shared<Groups>();
@@ -228,9 +226,7 @@ std::shared_ptr<Watch> Watch::begin(
   watch->groups_.store(std::move(groups));
   // The group keeps the watch alive through its hooks.
   registerHooks(
-      group,
-      kHookId,
-      [watch](const latest::PreHookArgs& args) { watch->before(args); },
+      group, kHookId, [watch](const latest::PreHookArgs& args) { watch->before(args); },
       [watch](const latest::PostHookArgs& args) { watch->after(args); });
   return watch;
 }

@@ -20,10 +20,8 @@ class Watch : public std::enable_shared_from_this<Watch> {
   // `ranks`: global ranks. If the group has one rank or no store, only records its operations. Call
   // it once for each group, before or between its operations. Raises the store's errors.
   static std::shared_ptr<Watch> begin(
-      c10d::ProcessGroup& group,
-      const std::vector<int64_t>& ranks,
-      const std::vector<c10::DeviceType>& types,
-      Milliseconds timeout);
+      c10d::ProcessGroup& group, const std::vector<int64_t>& ranks,
+      const std::vector<c10::DeviceType>& types, Milliseconds timeout);
 
   ~Watch() { close(); }
 

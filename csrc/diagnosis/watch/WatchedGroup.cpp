@@ -260,9 +260,7 @@ void WatchedGroup::record(WatchedOp& watched, const latest::PreHookArgs& args) {
 }
 
 void WatchedGroup::leave(
-    const std::shared_ptr<WatchedOp>& op,
-    c10::intrusive_ptr<c10d::Work> work,
-    c10::Device device,
+    const std::shared_ptr<WatchedOp>& op, c10::intrusive_ptr<c10d::Work> work, c10::Device device,
     bool told) {
   const bool async = op->operation().async;
   if (work && async) {
@@ -448,10 +446,7 @@ void WatchedGroup::endAsked(WatchedOp& op, const WatchedOp::End& how, Clock::tim
 }
 
 void WatchedGroup::finish(
-    WatchedOp& watched,
-    bool completed,
-    Clock::duration duration,
-    Clock::duration lasted,
+    WatchedOp& watched, bool completed, Clock::duration duration, Clock::duration lasted,
     Clock::time_point now) {
   if (!watched.takeEnd()) {
     return;
@@ -584,10 +579,8 @@ void WatchedGroup::tellFailure(const Operation& op) noexcept {
     }
     const auto done = std::make_shared<std::promise<void>>();
     failureTold_ = done->get_future();
-    Monitor::get().runDetached([unfinished = std::move(unfinished),
-                                self = shared_from_this(),
-                                store = store_,
-                                what = torchcomms_pg::describe(op),
+    Monitor::get().runDetached([unfinished = std::move(unfinished), self = shared_from_this(),
+                                store = store_, what = torchcomms_pg::describe(op),
                                 done]() mutable {
       self->dump();
       try {

@@ -60,9 +60,7 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   // in a stream of the device. `device`: the operation's device. `told`: the backend reports its
   // completion, see completed().
   void leave(
-      const std::shared_ptr<WatchedOp>& op,
-      c10::intrusive_ptr<c10d::Work> work,
-      c10::Device device,
+      const std::shared_ptr<WatchedOp>& op, c10::intrusive_ptr<c10d::Work> work, c10::Device device,
       bool told);
   // Records that the thread that has waited for the operation goes on at this time.
   void pass(std::shared_ptr<WatchedOp> op, Clock::time_point now);
@@ -111,10 +109,7 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   void record(WatchedOp& op, const latest::PreHookArgs& args);
   // Ends an operation. `lasted`: lower limit of the time since its issue.
   void finish(
-      WatchedOp& op,
-      bool completed,
-      Clock::duration duration,
-      Clock::duration lasted,
+      WatchedOp& op, bool completed, Clock::duration duration, Clock::duration lasted,
       Clock::time_point now);
   EventPoller& watchOn(c10::Device device);
   void endCall(WatchedOp& op) REQUIRES(mutex_);

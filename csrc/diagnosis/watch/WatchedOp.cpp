@@ -140,11 +140,8 @@ std::optional<bool> WatchedOp::inCall(Clock::time_point now) {
       return true;
     }
     question_ = std::make_shared<Question>();
-    Monitor::get().runDetached([unfinished = std::move(unfinished),
-                                question = question_,
-                                source,
-                                thread = thread_,
-                                stack = stack()] {
+    Monitor::get().runDetached([unfinished = std::move(unfinished), question = question_, source,
+                                thread = thread_, stack = stack()] {
       question->inCall = source->stands(thread, stack);
       question->answered = true;
     });

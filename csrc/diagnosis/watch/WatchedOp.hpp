@@ -26,9 +26,7 @@ class WatchedOp final {
  public:
   // Describes an operation that the calling thread is about to issue. `stack`: Python's stack.
   WatchedOp(
-      std::shared_ptr<WatchedGroup> group,
-      Operation op,
-      RecordedOp::Recorders recorders,
+      std::shared_ptr<WatchedGroup> group, Operation op, RecordedOp::Recorders recorders,
       Stack stack);
   ~WatchedOp();
   WatchedOp(const WatchedOp&) = delete;

@@ -40,10 +40,10 @@ void addNcclCalls(NcclApi& t) {
   t.reduceScatter = [](auto in, auto out, auto count, auto type, auto op, auto comm, auto stream) {
     return checked({Kind::reduceScatter, in, out, count, type}, op, comm, stream);
   };
-  t.reduce =
-      [](auto in, auto out, auto count, auto type, auto op, auto root, auto comm, auto stream) {
-        return checked({Kind::reduce, in, out, count, type, root}, op, comm, stream);
-      };
+  t.reduce = [](auto in, auto out, auto count, auto type, auto op, auto root, auto comm,
+                auto stream) {
+    return checked({Kind::reduce, in, out, count, type, root}, op, comm, stream);
+  };
 
   t.allGather = [](auto in, auto out, auto count, auto type, auto comm, auto stream) {
     return checked({Kind::allGather, in, out, count, type}, ncclSum, comm, stream);
@@ -135,11 +135,7 @@ class SharedMemory final : public NcclLibrary {
   }
 
   ncclResult_t shrink(
-      ncclComm_t handle,
-      std::span<int> excluded,
-      ncclComm_t* made,
-      ncclConfig_t* config,
-      int flags,
+      ncclComm_t handle, std::span<int> excluded, ncclComm_t* made, ncclConfig_t* config, int flags,
       std::chrono::steady_clock::time_point deadline) const override {
     return withComm(handle, "commShrink", [&](const std::shared_ptr<Comm>& comm) {
       return shm::shrink(comm, {excluded.begin(), excluded.end()}, made, config, flags, deadline);
@@ -192,9 +188,7 @@ class SharedMemory final : public NcclLibrary {
   }
 
   ncclResult_t fail(
-      ncclComm_t handle,
-      ncclResult_t result,
-      const std::string& reason,
+      ncclComm_t handle, ncclResult_t result, const std::string& reason,
       const std::vector<int>& ranks) const override {
     return withComm(handle, "fail", [&](const std::shared_ptr<Comm>& comm) {
       comm->checkProcess();
@@ -213,14 +207,8 @@ class SharedMemory final : public NcclLibrary {
   }
 
   ncclResult_t put(
-      const void* data,
-      size_t count,
-      ncclDataType_t type,
-      int peer,
-      ncclWindow_t window,
-      size_t offset,
-      ncclComm_t handle,
-      cudaStream_t stream) const override {
+      const void* data, size_t count, ncclDataType_t type, int peer, ncclWindow_t window,
+      size_t offset, ncclComm_t handle, cudaStream_t stream) const override {
     return table_.putSignal(
         data, count, type, peer, window, offset, kNoSignal, 0, 0, handle, stream);
   }

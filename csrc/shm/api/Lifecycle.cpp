@@ -116,12 +116,8 @@ ncclResult_t runSplit(Comm& parent, Choice choice, bool blocking, ncclComm_t* ma
 }
 
 ncclResult_t runShrink(
-    Comm& parent,
-    const std::vector<int>& survivors,
-    uint64_t excludedHash,
-    bool blocking,
-    std::chrono::steady_clock::time_point deadline,
-    ncclComm_t* made) {
+    Comm& parent, const std::vector<int>& survivors, uint64_t excludedHash, bool blocking,
+    std::chrono::steady_clock::time_point deadline, ncclComm_t* made) {
   const auto self = std::ranges::find(survivors, parent.rank());
   const int rank = static_cast<int>(self - survivors.begin());
   std::optional<ncclUniqueId> id;
@@ -153,10 +149,7 @@ ncclResult_t initRank(
 }
 
 ncclResult_t split(
-    const std::shared_ptr<Comm>& parent,
-    int color,
-    int key,
-    ncclComm_t* made,
+    const std::shared_ptr<Comm>& parent, int color, int key, ncclComm_t* made,
     const ncclConfig_t* config) {
   constexpr const char* kName = "commSplit";
   checkPointer(kName, "newcomm", made);
@@ -173,12 +166,8 @@ ncclResult_t split(
 }
 
 ncclResult_t shrink(
-    const std::shared_ptr<Comm>& parent,
-    const std::vector<int>& excluded,
-    ncclComm_t* made,
-    const ncclConfig_t* config,
-    int flags,
-    std::chrono::steady_clock::time_point deadline) {
+    const std::shared_ptr<Comm>& parent, const std::vector<int>& excluded, ncclComm_t* made,
+    const ncclConfig_t* config, int flags, std::chrono::steady_clock::time_point deadline) {
   constexpr const char* kName = "commShrink";
   checkPointer(kName, "newcomm", made);
   publish(made, nullptr);
@@ -186,9 +175,8 @@ ncclResult_t shrink(
   const bool blocking = checkConfig(kName, config, parent->blocking());
   if (flags != NCCL_SHRINK_DEFAULT && flags != NCCL_SHRINK_ABORT) {
     invalidArgument(
-        kName,
-        "shrinkFlags is " + std::to_string(flags) +
-            ", wanted NCCL_SHRINK_DEFAULT or NCCL_SHRINK_ABORT");
+        kName, "shrinkFlags is " + std::to_string(flags) +
+                   ", wanted NCCL_SHRINK_DEFAULT or NCCL_SHRINK_ABORT");
   }
   std::vector<bool> gone(parent->size(), false);
   for (const int rank : excluded) {
@@ -200,9 +188,8 @@ ncclResult_t shrink(
   }
   if (gone[parent->rank()]) {
     invalidArgument(
-        kName,
-        "excludeRanksList names this rank, " + std::to_string(parent->rank()) +
-            "; only the ranks that stay call it");
+        kName, "excludeRanksList names this rank, " + std::to_string(parent->rank()) +
+                   "; only the ranks that stay call it");
   }
   std::vector<int> survivors;
   for (int rank = 0; rank < parent->size(); ++rank) {

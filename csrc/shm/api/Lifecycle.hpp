@@ -18,17 +18,10 @@ namespace torchcomms_pg::shm {
 ncclResult_t initRank(
     ncclComm_t* made, int ranks, const ncclUniqueId& id, int rank, const ncclConfig_t* config);
 ncclResult_t split(
-    const std::shared_ptr<Comm>& parent,
-    int color,
-    int key,
-    ncclComm_t* made,
+    const std::shared_ptr<Comm>& parent, int color, int key, ncclComm_t* made,
     const ncclConfig_t* config);
 ncclResult_t shrink(
-    const std::shared_ptr<Comm>& parent,
-    const std::vector<int>& excluded,
-    ncclComm_t* made,
-    const ncclConfig_t* config,
-    int flags,
-    std::chrono::steady_clock::time_point deadline);
+    const std::shared_ptr<Comm>& parent, const std::vector<int>& excluded, ncclComm_t* made,
+    const ncclConfig_t* config, int flags, std::chrono::steady_clock::time_point deadline);
 
 }  // namespace torchcomms_pg::shm

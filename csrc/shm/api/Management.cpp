@@ -121,18 +121,13 @@ ncclResult_t commSplit(
 }
 
 ncclResult_t commShrink(
-    ncclComm_t handle,
-    int* excluded,
-    int excludedCount,
-    ncclComm_t* made,
-    ncclConfig_t* config,
+    ncclComm_t handle, int* excluded, int excludedCount, ncclComm_t* made, ncclConfig_t* config,
     int flags) {
   return withComm(handle, "commShrink", [&](const std::shared_ptr<Comm>& comm) {
     if (excludedCount < 1 || excludedCount >= comm->size()) {
       invalidArgument(
-          "commShrink",
-          "excludeRanksCount is " + std::to_string(excludedCount) + ", wanted 1 to " +
-              std::to_string(comm->size() - 1));
+          "commShrink", "excludeRanksCount is " + std::to_string(excludedCount) + ", wanted 1 to " +
+                            std::to_string(comm->size() - 1));
     }
     checkPointer("commShrink", "excludeRanksList", excluded);
     constexpr auto kNever = std::chrono::steady_clock::time_point::max();
@@ -166,10 +161,7 @@ ncclResult_t commUserRank(const ncclComm_t handle, int* rank) {
 }
 
 ncclResult_t redOpCreatePreMulSum(
-    ncclRedOp_t* op,
-    void* scalar,
-    ncclDataType_t type,
-    ncclScalarResidence_t residence,
+    ncclRedOp_t* op, void* scalar, ncclDataType_t type, ncclScalarResidence_t residence,
     ncclComm_t handle) {
   constexpr const char* kName = "redOpCreatePreMulSum";
   return withComm(handle, kName, [&](const std::shared_ptr<Comm>& comm) {
@@ -179,9 +171,8 @@ ncclResult_t redOpCreatePreMulSum(
     checkType(kName, type);
     if (residence != ncclScalarDevice && residence != ncclScalarHostImmediate) {
       invalidArgument(
-          kName,
-          "residence is " + std::to_string(residence) +
-              ", wanted ncclScalarDevice or ncclScalarHostImmediate");
+          kName, "residence is " + std::to_string(residence) +
+                     ", wanted ncclScalarDevice or ncclScalarHostImmediate");
     }
     *op = comm->operators().createPreMulSum(scalar, type, residence);
     return ncclSuccess;

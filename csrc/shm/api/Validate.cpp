@@ -17,27 +17,24 @@ void checkPointer(const char* operation, const char* name, const void* pointer) 
 void checkBuffer(const char* operation, const char* name, const void* buffer, size_t elements) {
   if (buffer == nullptr && elements != 0) {
     invalidArgument(
-        operation,
-        std::string(name) + " is null, wanted a buffer of " + std::to_string(elements) +
-            " elements");
+        operation, std::string(name) + " is null, wanted a buffer of " + std::to_string(elements) +
+                       " elements");
   }
 }
 
 void checkType(const char* operation, ncclDataType_t type) {
   if (type < 0 || type >= ncclNumTypes) {
     invalidArgument(
-        operation,
-        "datatype is " + std::to_string(type) + ", wanted an ncclDataType_t below " +
-            std::to_string(ncclNumTypes));
+        operation, "datatype is " + std::to_string(type) + ", wanted an ncclDataType_t below " +
+                       std::to_string(ncclNumTypes));
   }
 }
 
 void checkRank(const char* operation, const char* name, int rank, int ranks) {
   if (rank < 0 || rank >= ranks) {
     invalidArgument(
-        operation,
-        std::string(name) + " is " + std::to_string(rank) + ", wanted a rank from 0 to " +
-            std::to_string(ranks - 1));
+        operation, std::string(name) + " is " + std::to_string(rank) +
+                       ", wanted a rank from 0 to " + std::to_string(ranks - 1));
   }
 }
 

@@ -23,10 +23,9 @@ void Operators::destroy(ncclRedOp_t op) {
   LockGuard lock(mutex_);
   if (created_.erase(op) == 0) {
     throw NcclError(
-        ncclInvalidArgument,
-        "redOpDestroy: op is " + std::to_string(op) +
-            ", wanted one that redOpCreatePreMulSum made for this "
-            "communicator");
+        ncclInvalidArgument, "redOpDestroy: op is " + std::to_string(op) +
+                                 ", wanted one that redOpCreatePreMulSum made for this "
+                                 "communicator");
   }
 }
 
@@ -36,15 +35,13 @@ Operator Operators::resolve(ncclRedOp_t op, ncclDataType_t type) const {
   const auto found = created_.find(op);
   if (found == created_.end()) {
     throw NcclError(
-        ncclInvalidArgument,
-        "op is " + std::to_string(op) +
-            ", wanted a ncclRedOp_t or one created for this communicator");
+        ncclInvalidArgument, "op is " + std::to_string(op) +
+                                 ", wanted a ncclRedOp_t or one created for this communicator");
   }
   if (found->second.type != type) {
     throw NcclError(
-        ncclInvalidArgument,
-        std::string("op was created for ") + typeName(found->second.type) + ", the data is " +
-            typeName(type));
+        ncclInvalidArgument, std::string("op was created for ") + typeName(found->second.type) +
+                                 ", the data is " + typeName(type));
   }
   return found->second.op;
 }

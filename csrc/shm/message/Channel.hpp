@@ -77,10 +77,7 @@ class ChannelWriter : public ChannelEnd {
   // so far, and zero before the first call.
   template <class Published>
   bool write(
-      const MessageHeader& header,
-      const std::byte* content,
-      size_t bytes,
-      size_t& moved,
+      const MessageHeader& header, const std::byte* content, size_t bytes, size_t& moved,
       const Published& published) {
     if (!begun_) {
       if (room() < static_cast<int64_t>(kLine)) return false;

@@ -168,21 +168,15 @@ void MessageEngine::pumpOut(int destination) {
   while (out.current || chooseNext(out)) {
     Transfer& transfer = *out.current;
     const MessageHeader header{
-        transfer.count,
-        out.messages,
-        transfer.tag,
-        static_cast<uint16_t>(transfer.type),
+        transfer.count, out.messages, transfer.tag, static_cast<uint16_t>(transfer.type),
         transfer.slot};
     const auto published = [&] {
       moved_ = true;
       segment_.wakeRank(rank_, destination);
     };
     if (!out.channel.write(
-            header,
-            static_cast<const std::byte*>(transfer.buffer),
-            transfer.bytes(),
-            transfer.moved,
-            published)) {
+            header, static_cast<const std::byte*>(transfer.buffer), transfer.bytes(),
+            transfer.moved, published)) {
       return;
     }
     ++out.messages;
@@ -267,8 +261,7 @@ void MessageEngine::pumpSelf() {
     const size_t size = std::min(kSelfPiece, send->bytes() - send->moved);
     host::copy(
         static_cast<std::byte*>(receive->buffer) + send->moved,
-        static_cast<const std::byte*>(send->buffer) + send->moved,
-        size);
+        static_cast<const std::byte*>(send->buffer) + send->moved, size);
     send->moved += size;
     moved_ = true;
     if (send->moved != send->bytes()) return false;
@@ -300,10 +293,10 @@ void MessageEngine::match(
 bool MessageEngine::noteMatch(const Message& message, Transfer& receive) {
   if (message.count != receive.count || message.type != receive.type) {
     report(
-        ncclInvalidUsage,
-        " receives " + amount(receive.count, receive.type) + " from " +
-            segment_.nameOf(message.peer) + ", which sends " + amount(message.count, message.type) +
-            " (tag " + std::to_string(message.tag) + ")");
+        ncclInvalidUsage, " receives " + amount(receive.count, receive.type) + " from " +
+                              segment_.nameOf(message.peer) + ", which sends " +
+                              amount(message.count, message.type) + " (tag " +
+                              std::to_string(message.tag) + ")");
     return false;
   }
   receive.matched = true;

@@ -96,25 +96,12 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free, "the atomics are share
 inline constexpr uint64_t kLayout = [] {
   uint64_t hash = 0;
   for (const size_t number :
-       {sizeof(Header),
-        offsetof(Header, ranks),
-        offsetof(Header, joined),
-        offsetof(Header, failed),
-        offsetof(Header, failure),
-        offsetof(Header, doorbell),
-        offsetof(Header, cpus),
-        sizeof(RankState),
-        offsetof(RankState, progress),
-        offsetof(RankState, doorbell),
-        offsetof(RankState, offer),
-        sizeof(Progress),
-        sizeof(Doorbell),
-        sizeof(ShrinkOffer),
-        kStagingBytes,
-        static_cast<size_t>(kSignals),
-        static_cast<size_t>(kDepth),
-        static_cast<size_t>(kHistory),
-        static_cast<size_t>(kMaxRanks)}) {
+       {sizeof(Header), offsetof(Header, ranks), offsetof(Header, joined), offsetof(Header, failed),
+        offsetof(Header, failure), offsetof(Header, doorbell), offsetof(Header, cpus),
+        sizeof(RankState), offsetof(RankState, progress), offsetof(RankState, doorbell),
+        offsetof(RankState, offer), sizeof(Progress), sizeof(Doorbell), sizeof(ShrinkOffer),
+        kStagingBytes, static_cast<size_t>(kSignals), static_cast<size_t>(kDepth),
+        static_cast<size_t>(kHistory), static_cast<size_t>(kMaxRanks)}) {
     hash = (hash ^ number) * 1099511628211u;  // as in host::hashBytes
   }
   return hash;

@@ -113,11 +113,7 @@ std::shared_ptr<std::byte> mapMemory(const MemoryAddress& address) {
   const uint64_t skipped = address.offset % page;
   const size_t length = address.bytes + skipped;
   void* base = mmap(
-      nullptr,
-      length,
-      PROT_READ | PROT_WRITE,
-      MAP_SHARED,
-      file.get(),
+      nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(),
       static_cast<off_t>(address.offset - skipped));
   if (base == MAP_FAILED) {
     throw systemFailure("mapping " + std::to_string(address.bytes) + " bytes", errno);

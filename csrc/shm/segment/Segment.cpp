@@ -55,11 +55,7 @@ bool record(Header& header, const NcclError& failure) {
   } else {
     const auto reason = host::wholeCharacters(failure.what(), kFailureBytes - 12);
     std::snprintf(
-        header.failure,
-        sizeof header.failure,
-        "%d\n%.*s",
-        failure.result,
-        static_cast<int>(reason),
+        header.failure, sizeof header.failure, "%d\n%.*s", failure.result, static_cast<int>(reason),
         failure.what());
   }
   header.failed.store(Recorded::yes, std::memory_order_release);
@@ -108,9 +104,8 @@ Segment::Segment(int file, int ranks) : ranks_(ranks), channelBytes_(channelByte
   if (ftruncate(file, static_cast<off_t>(bytes_)) != 0 ||
       (fcntl(file, F_ADD_SEALS, kSeals) != 0 && (fcntl(file, F_GET_SEALS) & kSeals) != kSeals)) {
     throw NcclError(
-        ncclSystemError,
-        "commInitRank: shared memory of " + std::to_string(bytes_) +
-            " bytes: " + std::strerror(errno));
+        ncclSystemError, "commInitRank: shared memory of " + std::to_string(bytes_) +
+                             " bytes: " + std::strerror(errno));
   }
   void* base = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (base == MAP_FAILED) {

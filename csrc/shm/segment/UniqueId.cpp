@@ -132,9 +132,8 @@ int openUniqueId(const ncclUniqueId& id) {
   }
   if (content.pidSpace != pidSpace()) {
     throw NcclError(
-        ncclInvalidUsage,
-        "commInitRank: the unique id was made by " + origin +
-            " in another container (pid namespace) than this rank's");
+        ncclInvalidUsage, "commInitRank: the unique id was made by " + origin +
+                              " in another container (pid namespace) than this rank's");
   }
   if (!processAlive(content.pid, content.startTime)) {
     throw NcclError(
@@ -142,9 +141,9 @@ int openUniqueId(const ncclUniqueId& id) {
   }
   if (content.user != geteuid()) {
     throw NcclError(
-        ncclInvalidUsage,
-        "commInitRank: the unique id was made by user " + std::to_string(content.user) +
-            ", this rank runs as user " + std::to_string(geteuid()));
+        ncclInvalidUsage, "commInitRank: the unique id was made by user " +
+                              std::to_string(content.user) + ", this rank runs as user " +
+                              std::to_string(geteuid()));
   }
   const auto path = descriptorPath(content.pid, content.file);
   // The descriptor's number may by now belong to another file, which must not be opened. So the

@@ -125,9 +125,7 @@ bool Waiter::sharesCpu() const {
 // whether ready() became true. A wait for any rank always polls for kPatience and does not adapt
 // the spin time, since its ready() may move much data.
 bool Waiter::spinThenYield(
-    FunctionRef<bool()> ready,
-    FunctionRef<bool()> failed,
-    int waker,
+    FunctionRef<bool()> ready, FunctionRef<bool()> failed, int waker,
     Clock::time_point begin) const {
   const microseconds learned(patience_.load(std::memory_order_relaxed));
   const auto end = begin + (waker == kAnyone ? kPatience : learned);
@@ -188,8 +186,7 @@ void Waiter::checkPeers(FunctionRef<bool(int)> needs) const {
     }
     if (phase == Phase::aborted) {
       throw NcclError(
-          ncclRemoteError,
-          who + " (pid " + std::to_string(pid) + ") aborted the communicator",
+          ncclRemoteError, who + " (pid " + std::to_string(pid) + ") aborted the communicator",
           {rank});
     }
     if (pid != ownPid && !processAlive(pid, state.startTime.load(std::memory_order_acquire))) {

@@ -102,9 +102,7 @@ class Waiter {
   void waitLong(
       FunctionRef<bool()> ready, FunctionRef<bool(int)> needs, int waker, bool watchFailure) const;
   bool spinThenYield(
-      FunctionRef<bool()> ready,
-      FunctionRef<bool()> failed,
-      int waker,
+      FunctionRef<bool()> ready, FunctionRef<bool()> failed, int waker,
       std::chrono::steady_clock::time_point begin) const;
   void adaptSpinTime(int waker, bool soon) const;
   void sleepUnless(int waker, FunctionRef<bool()> ready) const;

@@ -129,10 +129,7 @@ cudaError_t failed(cudaError_t error, const std::string& why) {
   // A query's cudaErrorNotReady is an answer.
   if (trace() != Trace::none && error != cudaErrorNotReady) {
     std::fprintf(
-        stderr,
-        "emulated: %s: %s: %s\n",
-        threadName().c_str(),
-        cudaGetErrorName(error),
+        stderr, "emulated: %s: %s: %s\n", threadName().c_str(), cudaGetErrorName(error),
         why.c_str());
   }
   return error;
@@ -203,8 +200,7 @@ EMULATED_API const char* emulatedDriverWaiters() {
 EMULATED_API int emulatedLacks(const char* function, int error) {
   called(function);
   std::fprintf(
-      stderr,
-      "emulated: %s was called, which is not emulated (test/emulated/README.md)\n",
+      stderr, "emulated: %s was called, which is not emulated (test/emulated/README.md)\n",
       function);
   if (std::string(function).find("cuda") != std::string::npos) {
     failed(static_cast<cudaError_t>(error), function);

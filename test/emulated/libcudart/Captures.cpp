@@ -36,12 +36,8 @@ const char* modeName(cudaStreamCaptureMode mode) {
 void invalidate(Capture& capture, const char* function) {
   if (!capture.invalid) {
     std::fprintf(
-        stderr,
-        "emulated: %s: %s has invalidated capture %llu (%s mode)\n",
-        threadName().c_str(),
-        function,
-        capture.id,
-        modeName(capture.mode));
+        stderr, "emulated: %s: %s has invalidated capture %llu (%s mode)\n", threadName().c_str(),
+        function, capture.id, modeName(capture.mode));
   }
   capture.invalid = true;
 }
@@ -274,12 +270,8 @@ cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* status) {
 
 // Leaves out the nodes: a caller that wants to change a graph while it is captured cannot.
 EMULATED_API cudaError_t cudaStreamGetCaptureInfo(
-    cudaStream_t handle,
-    cudaStreamCaptureStatus* status,
-    unsigned long long* id,
-    cudaGraph_t* graph,
-    const cudaGraphNode_t** dependencies,
-    const cudaGraphEdgeData** edges,
+    cudaStream_t handle, cudaStreamCaptureStatus* status, unsigned long long* id,
+    cudaGraph_t* graph, const cudaGraphNode_t** dependencies, const cudaGraphEdgeData** edges,
     size_t* count) {
   calledDriver(__func__);
   auto* const stream = findStream(handle);

@@ -9,10 +9,7 @@ using namespace emulated;
 // Access"
 
 EMULATED_API cudaError_t cudaGetDriverEntryPointByVersion(
-    const char* symbol,
-    void** function,
-    unsigned,
-    unsigned long long,
+    const char* symbol, void** function, unsigned, unsigned long long,
     cudaDriverEntryPointQueryResult* result) {
   called(__func__);
   *function = dlsym(RTLD_DEFAULT, symbol);

@@ -51,9 +51,8 @@ ncclResult_t check(ncclComm_t comm, const char* function) {
   if (handles().alive.contains(comm)) return ncclSuccess;
   setError(std::string(function) + " : corrupted comm object detected");
   misuse(
-      function,
-      handles().ended.contains(comm) ? "the communicator was destroyed or aborted before"
-                                     : "this is no communicator");
+      function, handles().ended.contains(comm) ? "the communicator was destroyed or aborted before"
+                                               : "this is no communicator");
   return ncclInvalidArgument;
 }
 

@@ -28,8 +28,7 @@ bool isImplicit() {
 }  // namespace
 
 void inLaunchOrder(
-    int device,
-    const std::vector<torchcomms_pg::host::HostStream*>& streams,
+    int device, const std::vector<torchcomms_pg::host::HostStream*>& streams,
     const std::function<void()>& launch) {
   if (!isImplicit() || streams.empty()) {
     launch();

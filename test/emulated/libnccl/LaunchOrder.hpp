@@ -14,8 +14,7 @@ namespace emulated {
 // order that the user guide asks for in "Using multiple NCCL communicators concurrently". Since
 // CUDA 12.3 they only begin in that order. Else streams alone order them.
 void inLaunchOrder(
-    int device,
-    const std::vector<torchcomms_pg::host::HostStream*>& streams,
+    int device, const std::vector<torchcomms_pg::host::HostStream*>& streams,
     const std::function<void()>& launch);
 
 }  // namespace emulated

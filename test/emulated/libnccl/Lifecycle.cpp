@@ -76,11 +76,7 @@ void freeHostMemory() {
 }
 
 ncclResult_t init(
-    ncclComm_t* made,
-    int ranks,
-    const ncclUniqueId& id,
-    int rank,
-    const ncclConfig_t* config,
+    ncclComm_t* made, int ranks, const ncclUniqueId& id, int rank, const ncclConfig_t* config,
     const char* function) {
   bool blocking = true;
   if (made == nullptr || ranks < 1 || rank < 0 || rank >= ranks) {
@@ -116,10 +112,7 @@ ncclResult_t init(
 // Makes the result of a split or shrink of `parent`: written by the background, late.
 template <class Divide>
 ncclResult_t divide(
-    Comm& parent,
-    ncclComm_t* made,
-    const ncclConfig_t* config,
-    const char* function,
+    Comm& parent, ncclComm_t* made, const ncclConfig_t* config, const char* function,
     Divide&& begin) {
   bool blocking = parent.blocking;
   if (const auto error = readConfig(config, blocking, blocking)) {

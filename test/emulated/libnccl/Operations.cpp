@@ -65,11 +65,7 @@ class Kernels final : public torchcomms_pg::host::HostStream {
 // `launch` gets the stream as csrc/shm wants it. `peer`: a root, too.
 template <class Launch>
 ncclResult_t operate(
-    ncclComm_t comm,
-    cudaStream_t stream,
-    ncclDataType_t type,
-    int peer,
-    const char* function,
+    ncclComm_t comm, cudaStream_t stream, ncclDataType_t type, int peer, const char* function,
     Launch&& launch) {
   if (const auto error = check(comm, function)) {
     failGroup(error);
@@ -106,8 +102,7 @@ ncclResult_t operate(
       {comm,
        /*setup=*/false,
        [=, at = Kernels::of(*comm, *host).handle()] { return launch(comm->shm.load(), at); },
-       comm->device,
-       captured ? nullptr : host});
+       comm->device, captured ? nullptr : host});
 }
 
 }  // namespace
@@ -117,12 +112,7 @@ ncclResult_t operate(
 using namespace emulated;
 
 EMULATED_API ncclResult_t ncclAllReduce(
-    const void* in,
-    void* out,
-    size_t count,
-    ncclDataType_t type,
-    ncclRedOp_t op,
-    ncclComm_t comm,
+    const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
     cudaStream_t stream) {
   return operate(comm, stream, type, kNoPeer, __func__, [=](auto joined, auto at) {
     return shm().allReduce(in, out, count, type, op, joined, at);
@@ -130,11 +120,7 @@ EMULATED_API ncclResult_t ncclAllReduce(
 }
 
 EMULATED_API ncclResult_t ncclAllGather(
-    const void* in,
-    void* out,
-    size_t count,
-    ncclDataType_t type,
-    ncclComm_t comm,
+    const void* in, void* out, size_t count, ncclDataType_t type, ncclComm_t comm,
     cudaStream_t stream) {
   return operate(comm, stream, type, kNoPeer, __func__, [=](auto joined, auto at) {
     return shm().allGather(in, out, count, type, joined, at);
@@ -142,12 +128,7 @@ EMULATED_API ncclResult_t ncclAllGather(
 }
 
 EMULATED_API ncclResult_t ncclReduceScatter(
-    const void* in,
-    void* out,
-    size_t count,
-    ncclDataType_t type,
-    ncclRedOp_t op,
-    ncclComm_t comm,
+    const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
     cudaStream_t stream) {
   return operate(comm, stream, type, kNoPeer, __func__, [=](auto joined, auto at) {
     return shm().reduceScatter(in, out, count, type, op, joined, at);
@@ -155,12 +136,7 @@ EMULATED_API ncclResult_t ncclReduceScatter(
 }
 
 EMULATED_API ncclResult_t ncclBroadcast(
-    const void* in,
-    void* out,
-    size_t count,
-    ncclDataType_t type,
-    int root,
-    ncclComm_t comm,
+    const void* in, void* out, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
     cudaStream_t stream) {
   return operate(comm, stream, type, root, __func__, [=](auto joined, auto at) {
     return shm().broadcast(in, out, count, type, root, joined, at);
@@ -168,35 +144,21 @@ EMULATED_API ncclResult_t ncclBroadcast(
 }
 
 EMULATED_API ncclResult_t ncclBcast(
-    void* buffer,
-    size_t count,
-    ncclDataType_t type,
-    int root,
-    ncclComm_t comm,
+    void* buffer, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
     cudaStream_t stream) {
   return ncclBroadcast(buffer, buffer, count, type, root, comm, stream);
 }
 
 EMULATED_API ncclResult_t ncclReduce(
-    const void* in,
-    void* out,
-    size_t count,
-    ncclDataType_t type,
-    ncclRedOp_t op,
-    int root,
-    ncclComm_t comm,
-    cudaStream_t stream) {
+    const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
+    ncclComm_t comm, cudaStream_t stream) {
   return operate(comm, stream, type, root, __func__, [=](auto joined, auto at) {
     return shm().reduce(in, out, count, type, op, root, joined, at);
   });
 }
 
 EMULATED_API ncclResult_t ncclAlltoAll(
-    const void* in,
-    void* out,
-    size_t count,
-    ncclDataType_t type,
-    ncclComm_t comm,
+    const void* in, void* out, size_t count, ncclDataType_t type, ncclComm_t comm,
     cudaStream_t stream) {
   if (!hasFunction(__func__, 22803)) return ncclInvalidUsage;
   return operate(comm, stream, type, kNoPeer, __func__, [=](auto joined, auto at) {
@@ -205,12 +167,7 @@ EMULATED_API ncclResult_t ncclAlltoAll(
 }
 
 EMULATED_API ncclResult_t ncclGather(
-    const void* in,
-    void* out,
-    size_t count,
-    ncclDataType_t type,
-    int root,
-    ncclComm_t comm,
+    const void* in, void* out, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
     cudaStream_t stream) {
   if (!hasFunction(__func__, 22803)) return ncclInvalidUsage;
   return operate(comm, stream, type, root, __func__, [=](auto joined, auto at) {
@@ -219,12 +176,7 @@ EMULATED_API ncclResult_t ncclGather(
 }
 
 EMULATED_API ncclResult_t ncclScatter(
-    const void* in,
-    void* out,
-    size_t count,
-    ncclDataType_t type,
-    int root,
-    ncclComm_t comm,
+    const void* in, void* out, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
     cudaStream_t stream) {
   if (!hasFunction(__func__, 22803)) return ncclInvalidUsage;
   return operate(comm, stream, type, root, __func__, [=](auto joined, auto at) {
@@ -233,11 +185,7 @@ EMULATED_API ncclResult_t ncclScatter(
 }
 
 EMULATED_API ncclResult_t ncclSend(
-    const void* buffer,
-    size_t count,
-    ncclDataType_t type,
-    int peer,
-    ncclComm_t comm,
+    const void* buffer, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
     cudaStream_t stream) {
   return operate(comm, stream, type, peer, __func__, [=](auto joined, auto at) {
     return shm().send(buffer, count, type, peer, joined, at);
@@ -245,11 +193,7 @@ EMULATED_API ncclResult_t ncclSend(
 }
 
 EMULATED_API ncclResult_t ncclRecv(
-    void* buffer,
-    size_t count,
-    ncclDataType_t type,
-    int peer,
-    ncclComm_t comm,
+    void* buffer, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
     cudaStream_t stream) {
   return operate(comm, stream, type, peer, __func__, [=](auto joined, auto at) {
     return shm().recv(buffer, count, type, peer, joined, at);
@@ -257,17 +201,8 @@ EMULATED_API ncclResult_t ncclRecv(
 }
 
 EMULATED_API ncclResult_t ncclPutSignal(
-    const void* data,
-    size_t count,
-    ncclDataType_t type,
-    int peer,
-    ncclWindow_t window,
-    size_t offset,
-    int signal,
-    int context,
-    unsigned flags,
-    ncclComm_t comm,
-    cudaStream_t stream) {
+    const void* data, size_t count, ncclDataType_t type, int peer, ncclWindow_t window,
+    size_t offset, int signal, int context, unsigned flags, ncclComm_t comm, cudaStream_t stream) {
   if (!hasFunction(__func__, 22902)) return ncclInvalidUsage;
   return operate(comm, stream, type, peer, __func__, [=](auto joined, auto at) {
     return shm().putSignal(
@@ -296,10 +231,7 @@ EMULATED_API ncclResult_t ncclWaitSignal(
 
 // Local; the task copies the operator, so that it may be destroyed right after the launch.
 EMULATED_API ncclResult_t ncclRedOpCreatePreMulSum(
-    ncclRedOp_t* op,
-    void* scalar,
-    ncclDataType_t type,
-    ncclScalarResidence_t residence,
+    ncclRedOp_t* op, void* scalar, ncclDataType_t type, ncclScalarResidence_t residence,
     ncclComm_t comm) {
   if (const auto error = check(comm, __func__)) return error;
   const Inside inside(*comm, __func__);

@@ -15,17 +15,10 @@ constexpr int kDefault = NCCL_VERSION(2, 30, 7);
 
 // The last patch of each minor that has several.
 constexpr std::array kMinors = {
-    NCCL_VERSION(2, 18, 3),
-    NCCL_VERSION(2, 19, 3),
-    NCCL_VERSION(2, 21, 5),
-    NCCL_VERSION(2, 24, 3),
-    NCCL_VERSION(2, 26, 5),
-    NCCL_VERSION(2, 27, 7),
-    NCCL_VERSION(2, 28, 9),
-    NCCL_VERSION(2, 29, 7),
-    kDefault,
-    NCCL_VERSION(2, 31, 2),
-    NCCL_VERSION(2, 32, 3),
+    NCCL_VERSION(2, 18, 3), NCCL_VERSION(2, 19, 3), NCCL_VERSION(2, 21, 5),
+    NCCL_VERSION(2, 24, 3), NCCL_VERSION(2, 26, 5), NCCL_VERSION(2, 27, 7),
+    NCCL_VERSION(2, 28, 9), NCCL_VERSION(2, 29, 7), kDefault,
+    NCCL_VERSION(2, 31, 2), NCCL_VERSION(2, 32, 3),
 };
 
 int wantedVersion() {
