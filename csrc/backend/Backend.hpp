@@ -17,8 +17,8 @@
 #include "base/Mutex.hpp"
 #include "base/TorchCompat.hpp"
 #include "comm/Communicator.hpp"
-#include "comm/LongLock.hpp"
-#include "comm/OwnProcess.hpp"
+#include "handle/OwnProcess.hpp"
+#include "host/LongLock.hpp"
 
 namespace torchcomms_pg {
 
@@ -128,7 +128,7 @@ class Backend final : public latest::Backend {
   void abort() override;
   void shutdown() override;
 
-  // Memory of accelerators (Memory.cpp), see comm/RegisteredMemory.hpp. If a rank has several
+  // Memory of accelerators (Memory.cpp), see backend/RegisteredMemory.hpp. If a rank has several
   // devices, the statistics are sums over them.
   void registerPool(
       Registrations::Pool pool,

@@ -5,8 +5,8 @@
 
 #include "backend/Backend.hpp"
 #include "base/Mutex.hpp"
-#include "comm/HookCall.hpp"
-#include "comm/NanCheck.hpp"
+#include "hooks/HookCall.hpp"
+#include "hooks/NanCheck.hpp"
 
 namespace torchcomms_pg {
 

@@ -2,7 +2,7 @@
 #include <ATen/DeviceAccelerator.h>
 
 #include "backend/Backend.hpp"
-#include "comm/RegisteredMemory.hpp"
+#include "backend/RegisteredMemory.hpp"
 
 namespace torchcomms_pg {
 

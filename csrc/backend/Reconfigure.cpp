@@ -6,8 +6,8 @@
 
 #include "backend/Backend.hpp"
 #include "base/TextStreams.hpp"
-#include "comm/CommError.hpp"
 #include "comm/OpenCall.hpp"
+#include "operation/CommError.hpp"
 
 namespace torchcomms_pg {
 

@@ -8,9 +8,9 @@
 
 #include "base/NeverDestroyed.hpp"
 #include "bindings/Bindings.hpp"
-#include "comm/CommError.hpp"
 #include "connect/AddressStore.hpp"
 #include "connect/Connect.hpp"
+#include "operation/CommError.hpp"
 
 namespace torchcomms_pg {
 

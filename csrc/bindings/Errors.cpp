@@ -3,7 +3,7 @@
 
 #include "base/NeverDestroyed.hpp"
 #include "bindings/Bindings.hpp"
-#include "comm/CommError.hpp"
+#include "operation/CommError.hpp"
 
 namespace torchcomms_pg {
 

@@ -9,8 +9,8 @@
 #include "base/NeverDestroyed.hpp"
 #include "base/TextStreams.hpp"
 #include "bindings/Bindings.hpp"
-#include "comm/Hooks.hpp"
-#include "comm/NanCheck.hpp"
+#include "hooks/Hooks.hpp"
+#include "hooks/NanCheck.hpp"
 
 namespace torchcomms_pg {
 
@@ -165,8 +165,7 @@ std::string reprOf(const EndHookArgs& args) {
 
 py::object workOf(PostHookArgs& args) {
   if (!args.work && args.finished) {
-    const auto& [comm, before, kind, seq] = *args.finished;
-    args.work = comm->finishedWork(kind, before->outputs, seq);
+    args.work = args.finished();
   }
   return args.work ? workClass()(args.work) : py::none();
 }

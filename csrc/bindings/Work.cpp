@@ -7,7 +7,7 @@
 
 #include "bindings/Bindings.hpp"
 #include "bindings/LateWork.hpp"
-#include "comm/CommError.hpp"
+#include "operation/CommError.hpp"
 
 namespace torchcomms_pg {
 

@@ -94,9 +94,29 @@ WorkPtr Communicator::launch(PreparedOp call, WorkPtr work) {
   joining_.usable();
   library_.refuseSuspended(group_.name);
   if (C10_UNLIKELY(hooks()->any())) {
-    return hooks()->launch(call, std::move(work), *this);
+    return startHooked(call, std::move(work));
   }
   return start(call, std::move(work));
+}
+
+WorkPtr Communicator::startHooked(PreparedOp& call, WorkPtr work) {
+  const HookedCall hooked(*hooks(), call);
+  WorkPtr result;
+  std::exception_ptr error;
+  try {
+    hooked.before();
+    result = start(call, work);
+  } catch (...) {
+    error = std::current_exception();
+    if (work) {
+      work->finish(error);  // a batch's Work, which callers have
+    }
+  }
+  hooked.after(
+      result, error, [self = self(), args = hooked.args(), kind = call.op.kind, seq = call.op.seq] {
+        return self->finishedWork(kind, args->outputs, seq);
+      });
+  return result;
 }
 
 WorkPtr Communicator::start(PreparedOp& call, WorkPtr work) {

@@ -12,15 +12,12 @@
 #include <vector>
 
 #include "comm/Batches.hpp"
-#include "comm/CommHandle.hpp"
 #include "comm/DeferredOps.hpp"
 #include "comm/Executor.hpp"
 #include "comm/FailureState.hpp"
 #include "comm/GroupHooks.hpp"
-#include "comm/Hooks.hpp"
 #include "comm/Identity.hpp"
 #include "comm/InFlightOps.hpp"
-#include "comm/IssueCounts.hpp"
 #include "comm/Joining.hpp"
 #include "comm/Observer.hpp"
 #include "comm/RecorderSet.hpp"
@@ -28,9 +25,12 @@
 #include "comm/SignalSlots.hpp"
 #include "comm/Watchdog.hpp"
 #include "comm/Work.hpp"
+#include "handle/CommHandle.hpp"
+#include "hooks/Hooks.hpp"
 #include "monitor/Monitor.hpp"
 #include "nccl/Config.hpp"
 #include "nccl/Library.hpp"
+#include "operation/IssueCounts.hpp"
 #include "operation/PreparedOp.hpp"
 
 namespace torchcomms_pg {
@@ -170,6 +170,8 @@ class Communicator final : public Identity, public Launcher, public Monitor::Wat
 
  private:
   std::unique_ptr<Executor> makeExecutor();
+  // Does the same as start(), between the operation's pre and post hooks.
+  WorkPtr startHooked(PreparedOp& call, WorkPtr work);
   void closeNow();
   void end();
 

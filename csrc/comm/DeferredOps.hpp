@@ -3,8 +3,8 @@
 
 #include <atomic>
 
-#include "comm/CommHandle.hpp"
 #include "device/WorkerStream.hpp"
+#include "handle/CommHandle.hpp"
 
 namespace torchcomms_pg {
 

@@ -8,14 +8,14 @@
 #include <utility>
 
 #include "base/ExitGuard.hpp"
-#include "comm/CommHandle.hpp"
 #include "comm/DeferredOps.hpp"
 #include "comm/GroupHooks.hpp"
-#include "comm/HookCall.hpp"
 #include "comm/Identity.hpp"
 #include "comm/InFlightOps.hpp"
 #include "comm/Observer.hpp"
 #include "comm/RecorderSet.hpp"
+#include "handle/CommHandle.hpp"
+#include "hooks/HookCall.hpp"
 #include "host/Interrupt.hpp"
 #include "monitor/Monitor.hpp"
 #include "monitor/Printable.hpp"

@@ -13,7 +13,7 @@
 
 #include "base/AtomicShared.hpp"
 #include "base/Mutex.hpp"
-#include "comm/CommError.hpp"
+#include "operation/CommError.hpp"
 #include "operation/Operation.hpp"
 
 namespace torchcomms_pg {

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "base/AtomicShared.hpp"
-#include "comm/Hooks.hpp"
 #include "comm/Work.hpp"
+#include "hooks/Hooks.hpp"
 #include "operation/Operation.hpp"
 
 namespace torchcomms_pg {
@@ -41,7 +41,13 @@ class GroupHooks {
   // Calls the hooks for the end of an operation.
   void tellEnd(
       const Operation& op, const WorkPtr& work, const std::exception_ptr& error,
-      Clock::time_point started, Clock::time_point finished);
+      Clock::time_point started, Clock::time_point finished) {
+    if (const auto hook = end()) {
+      // Hides the Work of a synchronous operation, which only measures the duration.
+      (*hook)(op, op.async ? work.get() : nullptr, started, finished);
+    }
+    users_->tellEnd(op, work.get(), error, started, finished);
+  }
 
  private:
   template <class Hook>

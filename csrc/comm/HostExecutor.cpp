@@ -10,14 +10,14 @@
 
 #include "base/ExitGuard.hpp"
 #include "base/Mutex.hpp"
-#include "comm/CommHandle.hpp"
 #include "comm/FailureState.hpp"
 #include "comm/GroupHooks.hpp"
 #include "comm/Joining.hpp"
 #include "comm/Observer.hpp"
-#include "comm/RecordedOp.hpp"
 #include "comm/Watchdog.hpp"
+#include "handle/CommHandle.hpp"
 #include "host/Interrupt.hpp"
+#include "recorder/RecordedOp.hpp"
 
 namespace torchcomms_pg {
 

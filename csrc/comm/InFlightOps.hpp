@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "base/Mutex.hpp"
-#include "comm/GroupTotals.hpp"
 #include "comm/Work.hpp"
+#include "operation/GroupTotals.hpp"
 #include "operation/Operation.hpp"
 
 namespace torchcomms_pg {

@@ -4,11 +4,11 @@
 
 #include <thread>
 
-#include "comm/CommHandle.hpp"
 #include "comm/FailureState.hpp"
 #include "comm/Identity.hpp"
 #include "comm/InFlightOps.hpp"
 #include "comm/OpenCall.hpp"
+#include "handle/CommHandle.hpp"
 
 namespace torchcomms_pg {
 

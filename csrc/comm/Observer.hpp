@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "base/AtomicShared.hpp"
-#include "comm/CommError.hpp"
-#include "comm/Peer.hpp"
+#include "host/Peer.hpp"
 #include "monitor/MonitorThread.hpp"
+#include "operation/CommError.hpp"
 #include "operation/Operation.hpp"
 
 namespace torchcomms_pg {

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "comm/CommHandle.hpp"
 #include "comm/Identity.hpp"
 #include "comm/Observer.hpp"
+#include "handle/CommHandle.hpp"
 #include "nccl/Library.hpp"
 #include "recorder/MessageBatch.hpp"
 #include "recorder/ProcessRecorder.hpp"

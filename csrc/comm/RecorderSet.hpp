@@ -9,9 +9,9 @@
 
 #include "base/AtomicShared.hpp"
 #include "base/Mutex.hpp"
-#include "comm/RecordedOp.hpp"
 #include "operation/Group.hpp"
 #include "operation/PreparedOp.hpp"
+#include "recorder/RecordedOp.hpp"
 
 namespace torchcomms_pg {
 

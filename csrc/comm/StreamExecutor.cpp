@@ -9,12 +9,12 @@
 #include <utility>
 
 #include "base/TorchCompat.hpp"
-#include "comm/CommHandle.hpp"
 #include "comm/FailureState.hpp"
 #include "comm/GroupHooks.hpp"
 #include "comm/Joining.hpp"
-#include "comm/RecordedOp.hpp"
 #include "comm/Watchdog.hpp"
+#include "handle/CommHandle.hpp"
+#include "recorder/RecordedOp.hpp"
 
 namespace torchcomms_pg {
 
@@ -133,7 +133,7 @@ void StreamExecutor::runInGraph(PreparedOp& call, const WorkPtr& work) {
     work->finish(error);
     work->completeFutures();
   }
-  hooks_.users()->tellEnd(op, work, error, op.issued, op.issued);
+  hooks_.users()->tellEnd(op, work.get(), error, op.issued, op.issued);
   if (error) {
     std::rethrow_exception(error);
   }

@@ -6,12 +6,12 @@
 #include <utility>
 
 #include "base/ExitGuard.hpp"
-#include "comm/CommHandle.hpp"
 #include "comm/DeferredOps.hpp"
 #include "comm/FailureState.hpp"
 #include "comm/Flight.hpp"
 #include "comm/Identity.hpp"
 #include "comm/InFlightOps.hpp"
+#include "handle/CommHandle.hpp"
 #include "monitor/Monitor.hpp"
 #include "monitor/Printer.hpp"
 

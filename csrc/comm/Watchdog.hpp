@@ -14,7 +14,7 @@
 #include "base/AtomicShared.hpp"
 #include "base/Mutex.hpp"
 #include "comm/Observer.hpp"
-#include "comm/Peer.hpp"
+#include "host/Peer.hpp"
 #include "monitor/Deadlines.hpp"
 #include "monitor/MonitorThread.hpp"
 #include "operation/Operation.hpp"

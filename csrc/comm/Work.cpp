@@ -7,10 +7,10 @@
 #include <thread>
 #include <utility>
 
-#include "comm/CommError.hpp"
 #include "comm/Communicator.hpp"
 #include "comm/Flight.hpp"
 #include "comm/ParamComms.hpp"
+#include "operation/CommError.hpp"
 
 namespace torchcomms_pg {
 

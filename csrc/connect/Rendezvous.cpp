@@ -6,11 +6,11 @@
 #include <utility>
 #include <vector>
 
-#include "comm/CommError.hpp"
 #include "comm/Communicator.hpp"
 #include "connect/StoreRendezvous.hpp"
 #include "host/Interrupt.hpp"
 #include "host/Process.hpp"
+#include "operation/CommError.hpp"
 #include "shm/segment/Layout.hpp"
 
 namespace torchcomms_pg {

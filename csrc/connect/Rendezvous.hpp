@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/BlockingCall.hpp"
-#include "comm/Peer.hpp"
+#include "handle/BlockingCall.hpp"
+#include "host/Peer.hpp"
 #include "nccl/Config.hpp"
 #include "nccl/Library.hpp"
 #include "operation/Group.hpp"

@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "comm/CommError.hpp"
-#include "comm/Peer.hpp"
 #include "connect/Rendezvous.hpp"
 #include "host/NcclError.hpp"
+#include "host/Peer.hpp"
+#include "operation/CommError.hpp"
 
 namespace torchcomms_pg {
 

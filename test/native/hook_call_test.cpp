@@ -3,7 +3,7 @@
 #include <stdexcept>
 
 #include "FullPipe.hpp"
-#include "comm/HookCall.hpp"
+#include "hooks/HookCall.hpp"
 
 using namespace torchcomms_pg;
 

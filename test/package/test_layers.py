@@ -22,11 +22,14 @@ LIBRARY = {
     "gloo": "base device host monitor nccl shm",
     "recorder": "base device monitor",
     "operation": "base nccl",
-    "comm": "base device host monitor nccl operation recorder",
+    "handle": "base device host monitor nccl operation",
+    "hooks": "base device monitor operation",
+    "comm": "base device handle hooks host monitor nccl operation recorder",
     "collectives": "base comm nccl operation",
-    "connect": "base comm device gloo host nccl operation shm",
+    "connect": "base comm device gloo handle host nccl operation shm",
     "window": "base comm device nccl operation",
-    "backend": "base collectives comm connect device operation recorder window",
+    "backend": "base collectives comm connect device handle hooks host nccl operation recorder "
+    "window",
 }
 DIAGNOSIS = {
     "diagnosis/rank": "base monitor",
@@ -36,17 +39,17 @@ DIAGNOSIS = {
     "diagnosis/store": "base comm diagnosis/hang host monitor operation",
     "diagnosis/dumps": "base monitor recorder",
     "diagnosis/group": "base comm device diagnosis/dumps diagnosis/hang diagnosis/lateness "
-    "diagnosis/rank diagnosis/status diagnosis/store host monitor operation recorder",
+    "diagnosis/rank diagnosis/status diagnosis/store handle host monitor operation recorder",
     "diagnosis/watch": "base comm device diagnosis/group diagnosis/hang diagnosis/lateness "
-    "diagnosis/store monitor operation recorder",
+    "diagnosis/store handle host monitor operation recorder",
 }
 ROOMS = (
     LIBRARY
     | DIAGNOSIS
     | {
         "bindings": "base backend collectives comm connect diagnosis/dumps diagnosis/group "
-        "diagnosis/hang diagnosis/rank diagnosis/status diagnosis/store diagnosis/watch host "
-        "monitor nccl recorder window",
+        "diagnosis/hang diagnosis/rank diagnosis/status diagnosis/store diagnosis/watch hooks "
+        "host monitor nccl operation recorder window",
     }
 )
 

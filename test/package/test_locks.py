@@ -15,14 +15,14 @@ SOURCES = [file for file in CSRC.rglob("*") if file.suffix in {".cpp", ".hpp"} a
 # Files that need a mutex of the standard library.
 OTHERS = {
     "bindings/LateFlights.cpp": "operators of several threads read at the same time",
-    "comm/CommHandle.cpp": "waits for a mutex with a time limit",
-    "comm/CommHandle.hpp": "waits for a mutex with a time limit",
+    "handle/CommHandle.cpp": "waits for a mutex with a time limit",
+    "handle/CommHandle.hpp": "waits for a mutex with a time limit",
     "comm/Work.cpp": "c10d::Work has the mutex",
 }
 
 # Mutexes that guard no data.
 ALONE = {
-    "comm/CommHandle.hpp: mutex_": "held to free what an atomic pointer points to, or to use it",
+    "handle/CommHandle.hpp: mutex_": "held to free what an atomic pointer points to, or to use it",
     "comm/RecorderSet.hpp: mutex_": "held while a list is replaced that threads load atomically",
     "diagnosis/rank/Sigabrt.cpp: installing": "held to install a handler, which takes no mutex",
     "diagnosis/rank/Sigterm.cpp: installing": "held to install a handler, which takes no mutex",

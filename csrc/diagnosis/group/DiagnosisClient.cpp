@@ -11,11 +11,11 @@
 
 #include "base/ExitGuard.hpp"
 #include "base/Mutex.hpp"
-#include "comm/Peer.hpp"
 #include "diagnosis/group/ErrorFile.hpp"
 #include "diagnosis/group/ProcessTotals.hpp"
 #include "diagnosis/store/LeftWords.hpp"
 #include "diagnosis/store/StoreBoard.hpp"
+#include "host/Peer.hpp"
 #include "monitor/Compiling.hpp"
 #include "monitor/Monitor.hpp"
 #include "recorder/ProcessRecorder.hpp"

@@ -9,16 +9,16 @@
 #include <vector>
 
 #include "base/AtomicShared.hpp"
-#include "comm/CommHandle.hpp"
 #include "comm/Identity.hpp"
 #include "comm/Observer.hpp"
-#include "comm/Peer.hpp"
 #include "comm/Relaxations.hpp"
 #include "diagnosis/group/GroupActivity.hpp"
 #include "diagnosis/group/LatenessClient.hpp"
 #include "diagnosis/group/ProcessActivity.hpp"
 #include "diagnosis/group/StandingVerdicts.hpp"
 #include "diagnosis/hang/HangDiagnosis.hpp"
+#include "handle/CommHandle.hpp"
+#include "host/Peer.hpp"
 
 namespace torchcomms_pg {
 

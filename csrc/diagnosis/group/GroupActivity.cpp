@@ -7,12 +7,12 @@
 
 #include "base/Mutex.hpp"
 #include "base/PerProcess.hpp"
-#include "comm/RecordedOp.hpp"
 #include "diagnosis/group/LastWords.hpp"
 #include "diagnosis/group/OtherWaits.hpp"
 #include "diagnosis/rank/PythonStackDump.hpp"
 #include "host/Process.hpp"
 #include "monitor/Compiling.hpp"
+#include "recorder/RecordedOp.hpp"
 
 namespace torchcomms_pg {
 

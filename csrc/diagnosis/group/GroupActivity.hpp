@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "comm/InFlightOps.hpp"
-#include "comm/IssueCounts.hpp"
-#include "comm/Peer.hpp"
 #include "diagnosis/group/LatenessClient.hpp"
 #include "diagnosis/hang/HangDiagnosis.hpp"
+#include "host/Peer.hpp"
 #include "operation/Group.hpp"
+#include "operation/IssueCounts.hpp"
 
 namespace torchcomms_pg {
 

@@ -13,10 +13,10 @@
 #include "base/Mutex.hpp"
 #include "base/PerProcess.hpp"
 #include "base/TextStreams.hpp"
-#include "comm/OwnProcess.hpp"
 #include "diagnosis/rank/Fields.hpp"
 #include "diagnosis/store/StoreBoard.hpp"
 #include "diagnosis/store/StorePlace.hpp"
+#include "handle/OwnProcess.hpp"
 #include "monitor/Monitor.hpp"
 #include "monitor/Printer.hpp"
 

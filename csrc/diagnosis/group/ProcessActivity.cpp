@@ -15,7 +15,6 @@
 #include "base/Mutex.hpp"
 #include "base/NeverDestroyed.hpp"
 #include "base/PerProcess.hpp"
-#include "comm/RecordedOp.hpp"
 #include "diagnosis/group/OtherWaits.hpp"
 #include "diagnosis/rank/PythonStackDump.hpp"
 #include "diagnosis/status/JobReport.hpp"
@@ -26,6 +25,7 @@
 #include "monitor/Compiling.hpp"
 #include "monitor/Monitor.hpp"
 #include "monitor/Printer.hpp"
+#include "recorder/RecordedOp.hpp"
 
 namespace torchcomms_pg {
 

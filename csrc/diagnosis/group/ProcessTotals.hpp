@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/GroupTotals.hpp"
 #include "diagnosis/lateness/Lateness.hpp"
+#include "operation/GroupTotals.hpp"
 
 // A forked child has separate groups, and therefore separate totals. Thread-safe.
 namespace torchcomms_pg::process_totals {

@@ -8,12 +8,12 @@
 #include <thread>
 
 #include "base/ExitGuard.hpp"
-#include "comm/Peer.hpp"
 #include "diagnosis/group/ErrorFile.hpp"
 #include "diagnosis/group/ProcessTotals.hpp"
 #include "diagnosis/hang/RankWords.hpp"
 #include "diagnosis/store/LeftWords.hpp"
 #include "diagnosis/store/StoreBoard.hpp"
+#include "host/Peer.hpp"
 #include "monitor/Printable.hpp"
 #include "monitor/Printer.hpp"
 #include "recorder/MessageBatch.hpp"

@@ -17,8 +17,6 @@
 #include "base/AtomicShared.hpp"
 #include "base/Mutex.hpp"
 #include "base/TorchCompat.hpp"
-#include "comm/OwnProcess.hpp"
-#include "comm/RecordedOp.hpp"
 #include "device/EventPoller.hpp"
 #include "diagnosis/group/GroupActivity.hpp"
 #include "diagnosis/group/ProcessActivity.hpp"
@@ -26,8 +24,10 @@
 #include "diagnosis/hang/HangDiagnosis.hpp"
 #include "diagnosis/watch/Bell.hpp"
 #include "diagnosis/watch/WatchedOp.hpp"
+#include "handle/OwnProcess.hpp"
 #include "monitor/Monitor.hpp"
 #include "operation/Operation.hpp"
+#include "recorder/RecordedOp.hpp"
 
 namespace torchcomms_pg {
 

@@ -11,10 +11,10 @@
 #include <optional>
 
 #include "comm/InFlightOps.hpp"
-#include "comm/RecordedOp.hpp"
 #include "diagnosis/group/GroupActivity.hpp"
 #include "monitor/MonitorThread.hpp"
 #include "operation/Operation.hpp"
+#include "recorder/RecordedOp.hpp"
 #include "recorder/Stack.hpp"
 
 namespace torchcomms_pg {

@@ -1,4 +1,4 @@
-#include "comm/NanCheck.hpp"
+#include "hooks/NanCheck.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/isnan.h>

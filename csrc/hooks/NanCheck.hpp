@@ -1,7 +1,7 @@
 // The check that refuses to send NaN.
 #pragma once
 
-#include "comm/Hooks.hpp"
+#include "hooks/Hooks.hpp"
 
 namespace torchcomms_pg {
 

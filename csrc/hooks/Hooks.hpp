@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <atomic>
 #include <exception>
@@ -13,14 +14,11 @@
 #include <vector>
 
 #include "base/Mutex.hpp"
-#include "comm/Work.hpp"
 #include "device/WorkerStream.hpp"
 #include "operation/OpName.hpp"
 #include "operation/PreparedOp.hpp"
 
 namespace torchcomms_pg {
-
-class Communicator;
 
 // An operation that is about to be launched.
 struct PreHookArgs {
@@ -49,15 +47,10 @@ struct PostHookArgs {
   std::exception_ptr error;             // the operation's error, or null
   bool apart = false;                   // in a separate thread: no caller gets what hooks raise
 
-  // Parts from which a Work is made if a hook asks for one, and the caller of the synchronous
-  // operation got no Work.
-  struct Finished {
-    std::shared_ptr<Communicator> comm;
-    std::shared_ptr<const PreHookArgs> before;
-    OpKind kind;
-    uint64_t seq;
-  };
-  std::optional<Finished> finished;
+  // Makes the Work of a synchronous operation that has succeeded and whose caller got none, if a
+  // hook asks for one. May be null.
+  using MakeWork = std::function<c10::intrusive_ptr<c10d::Work>()>;
+  MakeWork finished;
 };
 
 // An operation that has ended.
@@ -111,15 +104,12 @@ class Hooks {
   // Returns the current hooks.
   std::shared_ptr<const Table> table() const;
 
-  // Starts an operation of `comm` as Communicator::start() does. Calls the pre hooks before it and,
-  // if it is synchronous, the post hooks after it.
-  WorkPtr launch(PreparedOp& call, WorkPtr work, Communicator& comm);
-  // Calls the end hooks for an operation that launch() has started, and the post hooks if it is
-  // asynchronous.
+  // Calls the end hooks for an operation of a HookedCall, and the post hooks if it is asynchronous.
+  // `work`: the operation's, or null.
   void tellEnd(
-      const Operation& op, const WorkPtr& work, const std::exception_ptr& error,
+      const Operation& op, c10d::Work* work, const std::exception_ptr& error,
       Clock::time_point started, Clock::time_point finished);
-  // Runs `body` between pre and post hooks. `body`, such as finalize, calls no launch().
+  // Runs `body` between pre and post hooks. `body`, such as finalize, starts no HookedCall.
   void run(const std::shared_ptr<PreHookArgs>& before, const std::function<void()>& body);
   static std::shared_ptr<PreHookArgs> argsOf(const PreparedOp& call, uint64_t id);
 
@@ -156,6 +146,27 @@ struct HookedOperation {
   uint64_t id;
   std::shared_ptr<const Hooks::Table> table;  // hooks when it was issued
   std::atomic<bool> told{false};              // whether the post hooks were called
+};
+
+// The pre and post hooks of one operation, while its caller starts it.
+class HookedCall {
+ public:
+  HookedCall(Hooks& hooks, PreparedOp& call);
+
+  const std::shared_ptr<PreHookArgs>& args() const { return args_; }
+
+  // Calls the pre hooks.
+  void before() const;
+  // Calls the post hooks of a synchronous operation, or of one that was not started. Then raises
+  // `error`, the exception of before() or of the start, or the first exception of a post hook.
+  void after(
+      c10::intrusive_ptr<c10d::Work> work, std::exception_ptr error,
+      PostHookArgs::MakeWork finished) const;
+
+ private:
+  const std::shared_ptr<const Hooks::Table> table_;
+  const std::shared_ptr<PreHookArgs> args_;
+  std::shared_ptr<HookedOperation> started_;  // null if tellEnd() has nothing to call
 };
 
 template <class Hook>

@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "operation/Operation.hpp"
 #include "recorder/FlightRecorder.hpp"
 
 namespace torchcomms_pg {
@@ -53,7 +52,7 @@ class RecordedOp {
 
   // Ends the entries. `source`: the sender of a message, or -1 if it is unknown or there are
   // several.
-  void end(bool completed, Clock::duration duration, int source) const {
+  void end(bool completed, std::chrono::steady_clock::duration duration, int source) const {
     const auto milliseconds = std::chrono::duration<float, std::milli>(duration).count();
     for (const auto& [record, places] : entries_) {
       record->end(completed, milliseconds);

@@ -1,4 +1,4 @@
-#include "comm/BlockingCall.hpp"
+#include "handle/BlockingCall.hpp"
 
 #include <condition_variable>
 #include <exception>

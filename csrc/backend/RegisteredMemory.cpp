@@ -1,4 +1,4 @@
-#include "comm/RegisteredMemory.hpp"
+#include "backend/RegisteredMemory.hpp"
 
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/ScopeExit.h>

@@ -10,13 +10,13 @@
 #include <vector>
 
 #include "base/Mutex.hpp"
-#include "comm/BlockingCall.hpp"
-#include "comm/CommError.hpp"
-#include "comm/OwnProcess.hpp"
+#include "handle/BlockingCall.hpp"
+#include "handle/OwnProcess.hpp"
 #include "host/NcclError.hpp"
 #include "nccl/Allocator.hpp"
 #include "nccl/Config.hpp"
 #include "nccl/Library.hpp"
+#include "operation/CommError.hpp"
 
 namespace torchcomms_pg {
 

@@ -1,4 +1,4 @@
-#include "comm/IssueCounts.hpp"
+#include "operation/IssueCounts.hpp"
 
 #include <algorithm>
 #include <utility>

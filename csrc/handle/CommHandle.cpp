@@ -1,4 +1,4 @@
-#include "comm/CommHandle.hpp"
+#include "handle/CommHandle.hpp"
 
 #include <atomic>
 #include <thread>

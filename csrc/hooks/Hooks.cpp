@@ -1,7 +1,6 @@
-// Calls of hooks for operations and their ends.
-#include <utility>
+#include "hooks/Hooks.hpp"
 
-#include "comm/Communicator.hpp"
+#include "hooks/HookCall.hpp"
 #include "monitor/Printer.hpp"
 
 namespace torchcomms_pg {
@@ -36,6 +35,71 @@ OpName nameFor(const PreparedOp& call) {
 
 }  // namespace
 
+uint64_t Hooks::nextOpId() {
+  static std::atomic<uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+void Hooks::replace(std::shared_ptr<const Table> table) {
+  any_.store(
+      !table->pre.empty() || !table->post.empty() || !table->end.empty(),
+      std::memory_order_relaxed);
+  table_ = std::move(table);
+}
+
+void Hooks::remove(Id id) {
+  std::shared_ptr<const Table> old;  // freed after the lock is released, see insert()
+  LockGuard lock(mutex_);
+  auto table = std::make_shared<Table>(*table_);
+  const auto drop = [id](auto& list) {
+    std::erase_if(list, [id](const auto& entry) { return entry.first == id; });
+  };
+  drop(table->pre);
+  drop(table->post);
+  drop(table->end);
+  drop(table->abort);
+  old = std::move(table_);
+  replace(std::move(table));
+}
+
+void Hooks::clear() {
+  std::shared_ptr<const Table> old;
+  LockGuard lock(mutex_);
+  old = std::move(table_);
+  replace(std::make_shared<Table>());
+}
+
+std::shared_ptr<const Hooks::Table> Hooks::table() const {
+  LockGuard lock(mutex_);
+  return table_;
+}
+
+void Hooks::fireEnd(std::shared_ptr<EndHookArgs> args) {
+  auto table = this->table();
+  if (table->end.empty()) {
+    return;
+  }
+  const bool async = args->async;
+  auto fire = [table = std::move(table), args = std::move(args)] {
+    for (const auto& [id, hook] : table->end) {
+      callHook("an end hook", [&] { (*hook)(args); });
+    }
+  };
+  if (async) {
+    thread_.enqueue(std::move(fire));
+  } else {
+    fire();
+  }
+}
+
+void Hooks::firePost(List<Post> hooks, std::shared_ptr<PostHookArgs> args) {
+  thread_.enqueue([hooks = std::move(hooks), args = std::move(args)] {
+    for (const auto& [id, hook] : hooks) {
+      callHook("a post hook", [&] { (*hook)(args); });
+    }
+  });
+}
+
 std::shared_ptr<PreHookArgs> Hooks::argsOf(const PreparedOp& call, uint64_t id) {
   auto args = std::make_shared<PreHookArgs>();
   const auto& op = call.op;
@@ -60,50 +124,44 @@ std::shared_ptr<PreHookArgs> Hooks::argsOf(const PreparedOp& call, uint64_t id) 
   return args;
 }
 
-WorkPtr Hooks::launch(PreparedOp& call, WorkPtr work, Communicator& comm) {
-  const auto table = this->table();
-  const auto id = nextOpId();
-  const auto args = argsOf(call, id);
-  std::shared_ptr<HookedOperation> hooked;
-  if (!table->end.empty() || (args->async && !table->post.empty())) {
-    hooked = std::make_shared<HookedOperation>(args->name, id, table);
-    call.op.hooked = hooked;
+HookedCall::HookedCall(Hooks& hooks, PreparedOp& call)
+    : table_(hooks.table()), args_(Hooks::argsOf(call, Hooks::nextOpId())) {
+  if (!table_->end.empty() || (args_->async && !table_->post.empty())) {
+    started_ = std::make_shared<HookedOperation>(args_->name, args_->opId, table_);
+    call.op.hooked = started_;
   }
-  std::exception_ptr error;
-  WorkPtr result;
-  try {
-    for (const auto& [id, hook] : table->pre) {
-      (*hook)(args);
-    }
-    result = comm.start(call, work);
-  } catch (...) {
-    error = std::current_exception();
-    if (work) {
-      work->finish(error);  // a batch's Work, which callers have
-    }
+}
+
+void HookedCall::before() const {
+  for (const auto& [id, hook] : table_->pre) {
+    (*hook)(args_);
   }
-  // tellEnd() calls the post hooks of an asynchronous operation that was started, even if it
+}
+
+void HookedCall::after(
+    c10::intrusive_ptr<c10d::Work> work, std::exception_ptr error,
+    PostHookArgs::MakeWork finished) const {
+  // Hooks::tellEnd() calls the post hooks of an asynchronous operation that was started, even if it
   // failed.
-  const bool now = !args->async || (error && !(hooked && hooked->told.exchange(true)));
-  if (now && !table->post.empty()) {
-    auto after = std::make_shared<PostHookArgs>();
-    after->name = args->name;
-    after->opId = id;
-    after->work = result;
-    after->error = error;
-    if (!result && !error) {
-      after->finished = {comm.self(), args, call.op.kind, call.op.seq};
+  const bool now = !args_->async || (error && !(started_ && started_->told.exchange(true)));
+  if (now && !table_->post.empty()) {
+    auto args = std::make_shared<PostHookArgs>();
+    args->name = args_->name;
+    args->opId = args_->opId;
+    args->work = std::move(work);
+    args->error = error;
+    if (!args->work && !error) {
+      args->finished = std::move(finished);
     }
-    fireNow(*table, after, error);
+    fireNow(*table_, args, error);
   }
   if (error) {
     std::rethrow_exception(error);
   }
-  return result;
 }
 
 void Hooks::tellEnd(
-    const Operation& op, const WorkPtr& work, const std::exception_ptr& error,
+    const Operation& op, c10d::Work* work, const std::exception_ptr& error,
     Clock::time_point started, Clock::time_point finished) {
   if (!op.hooked) {
     return;
@@ -124,21 +182,11 @@ void Hooks::tellEnd(
     auto args = std::make_shared<PostHookArgs>();
     args->name = op.hooked->name;
     args->opId = op.hooked->id;
-    args->work = work;
+    args->work = c10::intrusive_ptr<c10d::Work>::reclaim_copy(work);
     args->error = error;
     args->apart = true;
     firePost(table->post, std::move(args));
   }
-}
-
-void GroupHooks::tellEnd(
-    const Operation& op, const WorkPtr& work, const std::exception_ptr& error,
-    Clock::time_point started, Clock::time_point finished) {
-  if (const auto hook = this->end()) {
-    // Hides the Work of a synchronous operation, which only measures the duration.
-    (*hook)(op, op.async ? work.get() : nullptr, started, finished);
-  }
-  users_->tellEnd(op, work, error, started, finished);
 }
 
 void Hooks::run(const std::shared_ptr<PreHookArgs>& before, const std::function<void()>& body) {

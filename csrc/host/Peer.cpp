@@ -1,4 +1,4 @@
-#include "comm/Peer.hpp"
+#include "host/Peer.hpp"
 
 #include <algorithm>
 
