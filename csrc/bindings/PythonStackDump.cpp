@@ -51,16 +51,38 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Returns the handler that Python installs for every signal that has a handler in Python. It is the
-// handler of SIGINT, if that lies in the shared object of Python's functions; otherwise returns
+using Handler = void (*)(int);
+
+// Returns the handler of a signal if it lies in the shared object of Python's functions, otherwise
 // null.
-void (*handlerOfPython())(int) {
-  const auto handler = PyOS_getsig(SIGINT);
+Handler inPython(int signal) {
+  const auto handler = PyOS_getsig(signal);
   Dl_info python{};
   Dl_info known{};
   const bool found = dladdr(reinterpret_cast<const void*>(&PyOS_getsig), &python) != 0 &&
                      dladdr(reinterpret_cast<const void*>(handler), &known) != 0;
   return found && python.dli_fbase == known.dli_fbase ? handler : nullptr;
+}
+
+// Returns the handler that Python installs for every signal that has a handler in Python: that of
+// SIGINT. If a shell has started the program in the background, SIGINT is ignored; then SIGURG,
+// which the system drops by default, gets a handler for a moment. Only the main thread can set
+// handlers; returns null if it has not called this function, and SIGINT has no handler in Python.
+Handler handlerOfPython() {
+  static Handler known = nullptr;  // guarded by the GIL
+  known = known != nullptr ? known : inPython(SIGINT);
+  if (known != nullptr || PyOS_getsig(SIGURG) != SIG_DFL) {
+    return known;
+  }
+  try {
+    const auto signals = py::module_::import("signal");
+    const auto before = signals.attr("signal")(SIGURG, py::cpp_function([](int, py::object) {}));
+    known = inPython(SIGURG);
+    signals.attr("signal")(SIGURG, before);
+  } catch (const py::error_already_set&) {
+    // This is not the main thread.
+  }
+  return known;
 }
 
 // Limit of the time for Python's stacks in the dump of a process that leaves a group.
@@ -232,6 +254,7 @@ std::string readWithoutGil() {
 }  // namespace
 
 void bindPythonStackDump(py::module_& module) {
+  handlerOfPython();  // while the module is imported, usually by the main thread
   module.def(
       "set_python_stack_source",
       [](py::function describe) {
@@ -285,9 +308,10 @@ void bindPythonStackDump(py::module_& module) {
   module.def(
       "set_last_words",
       [](bool on) {
-        sigterm::setInterpreters(handlerOfPython());
+        const auto interpreters = handlerOfPython();
+        sigterm::setInterpreters(interpreters);
         sigterm::allow(on);
-        sigabrt::setInterpreters(handlerOfPython());
+        sigabrt::setInterpreters(interpreters);
         sigabrt::allow(on);
       },
       py::arg("on"));

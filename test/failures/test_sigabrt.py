@@ -132,8 +132,12 @@ def test_a_handler_that_the_program_had_before_gets_sigabrt_and_a_forked_child_s
     assert rest.startswith("Fatal Python error: Aborted"), own
 
 
-def test_a_handler_in_python_keeps_sigabrt():
-    program = f"""{PAIR}
+@pytest.mark.parametrize("sigint", ["signal.default_int_handler", "signal.SIG_IGN"])
+def test_a_handler_in_python_keeps_sigabrt(sigint):
+    """A shell that starts a program in the background has it ignore SIGINT."""
+    program = f"""
+    import signal
+    signal.signal(signal.SIGINT, {sigint}){PAIR}
     signal.signal(signal.SIGABRT, lambda *_: print("handled", flush=True))
     join_both()
     signal.raise_signal(signal.SIGABRT)

@@ -64,12 +64,13 @@ def stays_away():
     receive()
 
 
-def rank_0_waits(args, backend, handles=False):
+def rank_0_waits(args, backend, handles=False, sigint=signal.default_int_handler):
     store = connect_store(*args)
     if backend == "gloo":
         torchcomms_pg.watch(timeout=datetime.timedelta(seconds=300))
     rank = int(os.environ["RANK"])
     os.environ["TORCHELASTIC_ERROR_FILE"] = f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}error{rank}"
+    signal.signal(signal.SIGINT, sigint)
     torchcomms_pg.diagnosis.settings.configure()
     dist.init_process_group(backend, store=store, rank=rank, world_size=2)
     dist.all_reduce(torch.ones(7))
@@ -103,10 +104,19 @@ def test_a_rank_that_sigterm_ends_says_that_it_waited_and_dumps(started, tmp_pat
     assert told["ranks"] in ([1], [])  # a rank without a core does not tell in time
 
 
-@pytest.mark.parametrize("backend", ["torchcomms", WATCHED])
-def test_sigterm_names_the_missing_rank_and_its_line_before_a_later_handler(started, backend):
+@pytest.mark.parametrize(
+    ("backend", "sigint"),
+    [
+        ("torchcomms", signal.default_int_handler),
+        ("torchcomms", signal.SIG_IGN),  # as of a program that a shell starts in the background
+        pytest.param("gloo", signal.default_int_handler, marks=WATCHED.marks),
+    ],
+)
+def test_sigterm_names_the_missing_rank_and_its_line_before_a_later_handler(
+    started, backend, sigint
+):
     named = WAITED + r" for rank 1, at .*test_sigterm.py:\d+ in stays_away"
-    with started(backend, True) as ranks:
+    with started(backend, True, sigint) as ranks:
         sent = 0.0
 
         def said():
