@@ -37,27 +37,23 @@ def told_by(action):
 KEPT = []  # stores of Python, of which C++ keeps its own part only
 
 
-class DeadlyStore(dist.Store):
-    """Passes on what torchcomms_pg asks; ends its process at the first key with `word`."""
+class PassingStore(dist.Store):
+    """Passes on what torchcomms_pg asks; before each write calls `before` with key and value."""
 
-    def __init__(self, store, word):
+    def __init__(self, store, before):
         super().__init__()
-        self.store, self.word = store, word
+        self.store, self.before = store, before
         KEPT.append(self)
 
-    def look(self, key):
-        if self.word in key:
-            os.kill(os.getpid(), signal.SIGKILL)
-
     def set(self, key, value):
-        self.look(key)
+        self.before(self.store, key, value)
         return self.store.set(key, value)
 
     def get(self, key):
         return self.store.get(key)
 
     def add(self, key, amount):
-        self.look(key)
+        self.before(self.store, key, str(amount))
         return self.store.add(key, amount)
 
     def check(self, keys):
@@ -67,16 +63,22 @@ class DeadlyStore(dist.Store):
         return self.store.delete_key(key)
 
     def compare_set(self, key, old, new):
+        self.before(self.store, key, new)
         return self.store.compare_set(key, old, new)
 
     def wait(self, keys, timeout=HALF_AN_HOUR):
         return self.store.wait(keys, timeout)
 
     def clone(self):
-        return DeadlyStore(self.store.clone(), self.word)
+        return PassingStore(self.store.clone(), self.before)
 
     def has_extended_api(self):
         return False
+
+
+def die_at_host(store, key, value):
+    if "/host " in key:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def join_with(victim, args, places):
@@ -85,7 +87,7 @@ def join_with(victim, args, places):
     move(places)
     store = connect_store(*args)
     if rank == victim:
-        store = DeadlyStore(store, "/host ")
+        store = PassingStore(store, die_at_host)
     return told_by(
         lambda: dist.init_process_group(
             "torchcomms", store=store, rank=rank, world_size=len(places), timeout=HALF_AN_HOUR
@@ -264,6 +266,44 @@ def test_a_reason_is_heard_without_the_store_while_another_host_is_silent():
     text, named, took = outcomes[0].value
     assert "was aborted on rank 2" in text and named == [2], (named, text)
     assert took < grown(SOON), took
+
+
+def abort_while_another_host_has_failed(args, places):
+    """What the store has as the group's failure: before rank 1's write, and in the end."""
+    rank = int(os.environ["RANK"])
+    move(places)
+    store = connect_store(*args)
+    first = []
+
+    def overtake(store, key, value):
+        if key.endswith("/failed") and not first:
+            first.append(bytes(value, "utf-8") if isinstance(value, str) else bytes(value))
+            store.set(key, first[0].replace(b"rank 1", b"rank 0"))
+            first.append(key)
+
+    dist.init_process_group(
+        "torchcomms",
+        store=PassingStore(store, overtake) if rank == 1 else store,
+        rank=rank,
+        world_size=len(places),
+        timeout=HALF_AN_HOUR,
+    )
+    dist.all_reduce(torch.ones(1000))
+    if rank == 0:
+        return told_by(lambda: reduce(1000))
+    torchcomms_pg.get_comm(None).abort()
+    dist.destroy_process_group()  # waits until the reason is in the store
+    text, key = first
+    return text, store.get(key)
+
+
+def test_the_first_reason_of_a_failure_stays_if_two_hosts_fail_at_once():
+    with Ranks(2, init=False) as ranks:
+        _, (written, stays) = ranks.run(
+            abort_while_another_host_has_failed, ranks.store_args(), "ab"
+        )
+    assert b"aborted on rank 1" in written, written
+    assert b"aborted on rank 0" in stays, stays
 
 
 def wait_without_threads(args, places):
