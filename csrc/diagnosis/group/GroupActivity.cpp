@@ -90,12 +90,6 @@ bool mayBeAwaited(const GroupActivity& group, const InFlightOps::List& ops, cons
   return (entry.left && !message) || (entry.work != nullptr && entry.work->hasFuture());
 }
 
-Stand standOf(const GroupActivity& group, const InFlight& entry) {
-  return group.waiterFor(entry).thread == 0 ? Stand::issued
-         : entry.op->async                  ? Stand::awaited
-                                            : Stand::inCall;
-}
-
 Wait describeWait(
     const GroupActivity& group, const InFlightOps::List& ops, const InFlight& entry, uint64_t key,
     bool here) {
@@ -210,6 +204,23 @@ uint64_t keyOf(const GroupActivity& group, const std::string& part) {
   return std::max<uint64_t>(host::hashBytes(text.data(), text.size()), 1);
 }
 
+status::OpInFlight recordOf(
+    const GroupActivity& group, const InFlightOps::List& ops, const InFlight& entry, uint64_t key,
+    bool here, Clock::time_point now) {
+  const auto& op = *entry.op;
+  status::OpInFlight record;
+  record.text = describe(op);
+  record.seq = op.collective ? op.seq : 0;
+  record.signature = signature(op, !group.comparesSizes());
+  record.ageMs = std::chrono::duration_cast<Milliseconds>(now - op.issued).count();
+  record.timeoutMs = op.timeout.count();
+  record.waits = mayBeAwaited(group, ops, entry);
+  record.endsUnseen = isPointToPoint(op.kind) && group.endsUnseen();
+  record.wait = describeWait(group, ops, entry, key, here);
+  record.stand = record.wait.indirect ? Stand::issued : op.async ? Stand::awaited : Stand::inCall;
+  return record;
+}
+
 GroupCounts countsOf(const GroupActivity& group, uint64_t key) {
   const auto& issued = group.issued();
   const auto ranks = group.globalRanks();
@@ -289,14 +300,9 @@ HangDiagnosis::Snapshot snapshotOf(const GroupActivity& group, Clock::time_point
       return entry.op->collective || mayBeAwaited(group, ops, entry);
     });
     if (shown != ops.end()) {
-      const auto& oldest = *shown->op;
-      answer.current = describe(oldest);
-      answer.stand = standOf(group, *shown);
-      answer.signature = signature(oldest, !group.comparesSizes());
-      answer.currentSeq = answer.signature.empty() ? 0 : oldest.seq;
-      answer.waitedMs = std::chrono::duration_cast<Milliseconds>(now - oldest.issued).count();
-      if (oldest.recording) {
-        snapshot.stack = oldest.recording->stack();
+      setCurrent(answer, recordOf(group, ops, *shown, group.key(), /*here=*/true, now));
+      if (shown->op->recording) {
+        snapshot.stack = shown->op->recording->stack();
       }
     }
     if (lastCompleted.seq != 0) {

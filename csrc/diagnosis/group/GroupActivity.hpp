@@ -9,6 +9,7 @@
 #include "comm/InFlightOps.hpp"
 #include "diagnosis/group/LatenessClient.hpp"
 #include "diagnosis/hang/HangDiagnosis.hpp"
+#include "diagnosis/status/ProcessStatus.hpp"
 #include "host/Peer.hpp"
 #include "operation/Group.hpp"
 #include "operation/IssueCounts.hpp"
@@ -79,8 +80,6 @@ std::vector<int64_t> globalRanksOf(const GroupActivity& group, const std::vector
 // Returns whether a thread or a device's queue waits for an operation of the group's list `ops`, or
 // may wait in a way that is not observed. Nothing waits for a message that nobody reads yet.
 bool mayBeAwaited(const GroupActivity& group, const InFlightOps::List& ops, const InFlight& entry);
-// Returns whether a thread of this rank is in the operation.
-Stand standOf(const GroupActivity& group, const InFlight& entry);
 // Return what an operation of `group` waits for, and for an operation in flight also which thread
 // waits. `ops`: the group's operations in flight. `key`: the group's key; 0 if it is not unique.
 // `here`: `group` is the diagnosed group, which the text need not name.
@@ -90,6 +89,12 @@ Wait describeWait(
 Wait describeWait(
     const GroupActivity& group, const InFlightOps::List& ops, const InFlight& entry, uint64_t key,
     bool here);
+
+// Returns the record of an operation in flight, without the line that has issued it. `key`, `here`:
+// see describeWait().
+status::OpInFlight recordOf(
+    const GroupActivity& group, const InFlightOps::List& ops, const InFlight& entry, uint64_t key,
+    bool here, Clock::time_point now);
 
 // Returns what the rank has issued in the group, whose key is `key`.
 GroupCounts countsOf(const GroupActivity& group, uint64_t key);

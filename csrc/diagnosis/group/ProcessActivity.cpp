@@ -186,21 +186,11 @@ void describeMember(
       if (told.ops.size() >= (waits ? kMostOps : kOldest)) {
         continue;
       }
-      status::OpInFlight flying;
-      flying.text = describe(op);
-      flying.seq = op.collective ? op.seq : 0;
-      flying.signature = signature(op, !group.comparesSizes());
-      flying.ageMs = std::chrono::duration_cast<Milliseconds>(now - op.issued).count();
-      flying.timeoutMs = op.timeout.count();
-      flying.waits = waits;
-      flying.endsUnseen = isPointToPoint(op.kind) && group.endsUnseen();
-      flying.stand = standOf(group, entry);
-      flying.wait = describeWait(group, ops, entry, told.key, /*here=*/false);
       if (op.recording && op.recording->stack()) {
         stacks.push_back(op.recording->stack());
         lines.push_back({place, activity.groups.size(), told.ops.size()});
       }
-      told.ops.push_back(std::move(flying));
+      told.ops.push_back(recordOf(group, ops, entry, told.key, /*here=*/false, now));
     }
     if (lastCompleted.seq != 0) {
       told.lastCompleted = describe(lastCompleted);

@@ -63,13 +63,7 @@ RankStatus statusOf(int rank, const Job::Member& member) {
   status.rank = rank;
   const auto& told = *member.told;
   if (const auto shown = std::ranges::find_if(told.ops, isShown); shown != told.ops.end()) {
-    const auto& oldest = *shown;
-    status.current = oldest.text;
-    status.stand = oldest.stand;
-    status.currentSeq = oldest.signature.empty() ? 0 : oldest.seq;
-    status.signature = oldest.signature;
-    status.waitedMs = oldest.ageMs;
-    status.calledAt = oldest.calledAt;
+    setCurrent(status, *shown);
   }
   status.completed = told.lastCompleted;
   status.failure = told.failure;

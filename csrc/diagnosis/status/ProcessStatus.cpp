@@ -36,6 +36,15 @@ bool unpack(ProcessStatus& status) {
 
 }  // namespace
 
+void setCurrent(RankStatus& status, const OpInFlight& op) {
+  status.current = op.text;
+  status.stand = op.stand;
+  status.currentSeq = op.signature.empty() ? 0 : op.seq;
+  status.signature = op.signature;
+  status.waitedMs = op.ageMs;
+  status.calledAt = op.calledAt;
+}
+
 std::string encode(ProcessStatus status) {
   pack(status);
   return fields::write(status);

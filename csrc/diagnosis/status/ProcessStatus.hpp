@@ -33,6 +33,9 @@ struct OpInFlight {
   }
 };
 
+// Sets what a status says of the operation that its rank is in.
+void setCurrent(RankStatus& status, const OpInFlight& op);
+
 // Kinds of collectives that are counted separately: the five kinds that NCCL's RAS counts, four
 // more kinds, and the rest, such as batches.
 inline constexpr const char* kLaunchKinds[] = {
