@@ -437,6 +437,24 @@ def test_a_wait_for_a_key_of_the_store_is_in_verdict_and_status(started, ask):
         check(ranks.wait())
 
 
+def test_one_of_the_ranks_in_a_wait_prints_where_all_are_and_the_others_name_it(started):
+    said = "verdict: the store's wait(['weights']), begun "
+    for _ in range(3):  # a rank that is stopped does not show that it waits
+        with started(3, TORCHCOMMS_PG_VERDICT_AFTER=str(AFTER)) as ranks:
+            ranks.start(rank_0_never_sets_a_key, ranks.store_args(), 3)
+            ranks.wait_report(0)
+            for rank in (1, 2):
+                assert wait_for(lambda rank=rank: said in ranks.output(rank), SOON)
+            ranks.tell(0, "go on")
+            check(ranks.wait())
+            whole = re.search(r"no process has set it\n.* rank 0: ", ranks.output(1), re.DOTALL)
+            rest = r"no process has set it \(the rest: the output of rank 1, or python -m .*\)\n"
+            if whole and re.search(rest, ranks.output(2)):
+                break
+    else:
+        pytest.fail(f"{ranks.output(1)}\n{ranks.output(2)}")
+
+
 def rank_0_makes_a_group_alone(args, world):
     store, rank = join(args, world, "torchcomms")
     if rank == 1:

@@ -108,7 +108,7 @@ class Entry final : public Monitor::Watched, public std::enable_shared_from_this
       return ": " + ofMeeting().text;
     }
     const auto found = explain(wait.text, patience);
-    return !found ? "" : wait.meets ? ": " + notCome(found->waitsFor) : "";
+    return !found ? "" : wait.meets ? ": " + notCome(found->wait.waitsFor) : "";
   }
 
  private:
@@ -172,6 +172,7 @@ class Entry final : public Monitor::Watched, public std::enable_shared_from_this
   void tell() {
     std::string text;
     std::vector<int64_t> missing;
+    std::optional<int64_t> first;
     if (meeting_) {
       const auto before = ofMeeting();
       if (!before.missing.empty()) {
@@ -184,8 +185,9 @@ class Entry final : public Monitor::Watched, public std::enable_shared_from_this
     } else {
       try {
         if (auto found = explain(wait.text, kAskingOthers)) {
-          text = std::move(found->verdict);
-          missing = std::move(found->waitsFor);
+          text = std::move(found->wait.verdict);
+          missing = std::move(found->wait.waitsFor);
+          first = found->first;
         }
       } catch (const std::exception&) {
         return;  // the status's folder cannot be read
@@ -193,7 +195,12 @@ class Entry final : public Monitor::Watched, public std::enable_shared_from_this
     }
     LockGuard lock(mutex_);
     if (!ended_ && !text.empty()) {
-      printLine("torchcomms_pg: verdict: " + text);
+      // One rank prints the places of all.
+      printLine(
+          "torchcomms_pg: verdict: " +
+          (first ? text.substr(0, text.find('\n')) + " (the rest: the output of rank " +
+                       std::to_string(*first) + ", or python -m torchcomms_pg.status)"
+                 : text));
       printed_ = true;
       written_ = "torchcomms_pg: " + text;
       error_file::write(written_, missing);

@@ -387,7 +387,7 @@ std::shared_ptr<status::StatusServer> serveStatus(const status::Membership& memb
   return server;
 }
 
-std::optional<status::Job::WaitElsewhere> explain(const std::string& text, Milliseconds patience) {
+std::optional<Explained> explain(const std::string& text, Milliseconds patience) {
   if (status::StatusServer::folder().empty() || shown().empty()) {
     return std::nullopt;
   }
@@ -395,7 +395,10 @@ std::optional<status::Job::WaitElsewhere> explain(const std::string& text, Milli
   const status::Job job(told.hosts, told.unreached, told.question);
   for (const auto& wait : job.otherWaits()) {
     if (wait.text == text) {
-      return wait;
+      const auto* const first = job.elsewhere(wait.there.front());
+      const bool here = first == nullptr || (first->process->pid == told.question.pid &&
+                                             first->process->host == host::hostName());
+      return Explained{wait, here ? std::nullopt : std::optional(wait.there.front())};
     }
   }
   return std::nullopt;

@@ -44,10 +44,16 @@ struct HeldUp {
 // `patience`. Blocks. Raises the status's errors.
 HeldUp heldUpBy(const GroupActivity& group, const Operation& op, Milliseconds patience);
 
+// A wait, and the lowest rank that is in it, if that is not this process.
+struct Explained {
+  status::Job::WaitElsewhere wait;
+  std::optional<int64_t> first;
+};
+
 // Asks the job's processes which ranks are in the wait `text`, in which this process is, and for
 // the places of the others. Returns nullopt if that is not known. Blocks. Raises the status's
 // errors.
-std::optional<status::Job::WaitElsewhere> explain(const std::string& text, Milliseconds patience);
+std::optional<Explained> explain(const std::string& text, Milliseconds patience);
 
 // Serves the status of a process that has no group yet, and is known by `membership`, while a
 // caller holds the result. Returns null as StatusServer::of() does.
