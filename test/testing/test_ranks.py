@@ -6,19 +6,24 @@ One run of pytest has all cases of programs/cases.py; the tests look at its repo
 import json
 import os
 import re
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import types
 import xml.etree.ElementTree
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import emulated
 from harness import ROOT, TESTS, limits
+from harness.programs import end_tree
 from torchcomms_pg.env import DUMP_PREFIXES
 from torchcomms_pg.testing import checks, processes, pytest_main, pytest_rank
+from torchcomms_pg.testing.rank import Fresh, Setting
 
 # Seconds that a run of pytest may take. That of all cases waits for many processes to start.
 PYTEST_LIMIT = 200
@@ -29,8 +34,8 @@ pytestmark = [pytest.mark.stops_ranks, pytest.mark.timeout(PYTEST_LIMIT + 20)]
 PROGRAMS = TESTS / "testing" / "programs"
 
 
-def run_pytest(folder, *args, given="", before=(), unset=(), **env):
-    """Runs pytest on programs/ARGS in a folder of its own; returns the finished process.
+def pytest_on(folder, *args, before=(), unset=(), **env):
+    """Returns arguments of subprocess.Popen for pytest on programs/ARGS in a folder of its own.
 
     `before` is a command that runs pytest, and `unset` are variables that pytest does not get.
     """
@@ -40,15 +45,19 @@ def run_pytest(folder, *args, given="", before=(), unset=(), **env):
     variables = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
     for name in unset:
         variables.pop(name, None)
-    return subprocess.run(
-        [*before, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args],
-        cwd=folder,
-        env=variables | env,
-        input=given,
-        capture_output=True,
-        text=True,
-        timeout=limits.grown(PYTEST_LIMIT),
-    )
+    return {
+        "args": [*before, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args],
+        "cwd": folder,
+        "env": variables | env,
+        "text": True,
+    }
+
+
+def run_pytest(folder, *args, given="", **options):
+    """Runs pytest with the arguments of `pytest_on`, and an input; returns the finished process."""
+    timeout = limits.grown(PYTEST_LIMIT)
+    command = pytest_on(folder, *args, **options)
+    return subprocess.run(**command, input=given, capture_output=True, timeout=timeout)
 
 
 class Cases:
@@ -110,6 +119,7 @@ def checked(tmp_path_factory):
     (
         "test_fixtures",
         "test_prints_after_another_has_closed_its_output",
+        "test_finds_no_thread_of_an_earlier_test",
         "test_nothing_is_left",
         "test_mesh[1]",
         "test_mesh[2]",
@@ -169,6 +179,19 @@ def test_a_mark_takes_what_it_does_not_say_from_the_configuration():
     assert (mark.timeout, mark.limit, mark.fresh_group) == (6, 8, False)
 
 
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("before", (0, 1, 2))
+def test_the_deterministic_mode_is_put_back(before):
+    """On the suite's ranks, which have torch's compiler imported, as the mode needs it."""
+    from torch._inductor import config
+
+    torch.use_deterministic_algorithms(before > 0, warn_only=before == 1)
+    fresh = Fresh(Setting(1, 0, 0, backend=None))
+    torch.use_deterministic_algorithms(before < 2)
+    fresh.end()
+    assert (torch.get_deterministic_debug_mode(), config.deterministic) == (before, before > 0)
+
+
 def test_stacks_of_no_ranks_take_no_time(monkeypatch):
     """Each test that succeeds asks for them."""
     monkeypatch.setattr(processes.select, "select", lambda *_: pytest.fail("it waited"))
@@ -221,9 +244,9 @@ def test_a_report_is_shown_however_much_the_ranks_have_printed(cases):
 
 
 def test_a_test_that_closes_its_output_is_told_and_the_next_one_can_print(cases):
-    assert re.search(
-        r"replaced after cases.py::test_closes_its_output: it closed sys.stdout", cases.run.stdout
-    )
+    for name in ("stdout", "stderr"):
+        told = rf"replaced after cases.py::test_closes_its_output\[{name}\]: it closed sys.{name}\n"
+        assert re.search(told, cases.run.stdout), cases.run.stdout
 
 
 def test_the_terminal_gets_no_warning_of_the_store(cases):
@@ -235,6 +258,33 @@ def test_an_interrupt_on_one_rank_ends_the_session_at_once(tmp_path):
     said = run.stdout + run.stderr
     assert run.returncode == 2 and "!! _pytest.outcomes.Exit: KeyboardInterrupt !!" in said, said
     assert "did not arrive" not in said and "FAILED" not in said, said
+
+
+def test_an_interrupt_ends_the_ranks_at_once_and_leaves_nothing(tmp_path):
+    for name in ("run", "tmp"):
+        (tmp_path / name).mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    pipe = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    given = ("waits.py", "--check-nccl", f"--basetemp={tmp_path / 'base'}")
+    variables = {"RANKS_PIPE": str(tmp_path / "pipe"), "TMPDIR": str(tmp_path / "tmp")}
+    command = pytest_on(tmp_path / "run", *given, unset=DUMP_PREFIXES, **variables)
+    limit = limits.grown(PYTEST_LIMIT / 2)
+    said = subprocess.PIPE
+    with subprocess.Popen(**command, stdout=said, stderr=said, start_new_session=True) as run:
+        try:
+            for _ in range(2):  # ranks
+                assert select.select([pipe], [], [], limit)[0] and os.read(pipe, 1) == b"r"
+            os.killpg(run.pid, signal.SIGINT)  # as a terminal does
+            output, errors = run.communicate(timeout=limit)
+        except BaseException:
+            end_tree(run.pid)
+            raise
+    assert run.returncode == 2 and "KeyboardInterrupt" in output, output + errors
+    assert "Traceback" not in errors and "failed" not in output, output + errors
+    # The end of the pipe is that of the ranks.
+    assert select.select([pipe], [], [], limit)[0] and os.read(pipe, 1) == b""
+    os.close(pipe)
+    assert not list((tmp_path / "tmp").iterdir())
 
 
 def test_a_hang_ends_after_its_timeout_with_the_verdict_and_the_line(cases):
@@ -275,6 +325,20 @@ def test_a_fixture_that_raises_on_a_rank_is_an_error_of_the_setup(cases):
 def test_a_skip_on_one_rank_skips_the_test(cases):
     kind, message, _ = cases.outcome("test_skips")
     assert (kind, message) == ("skipped", "not on rank 1")
+
+
+def test_a_failure_on_one_rank_is_shown_though_others_have_skipped_or_failed_as_expected():
+    def event(rank, outcome, **attributes):
+        report = types.SimpleNamespace(duration=0, longrepr="", **attributes)
+        report.failed, report.skipped = outcome == "failed", outcome == "skipped"
+        return pytest_main._Event(rank, stamp=float(rank), report=report)
+
+    skipped, failed = event(0, "skipped"), event(2, "failed")
+    expected = event(1, "skipped", wasxfail="")
+    choose = pytest_main._Test._choose
+    assert choose(None, [skipped, expected, failed]) is failed
+    assert choose(None, [skipped, expected, event(3, "passed")]) is expected
+    assert choose(None, [event(3, "passed"), skipped]) is skipped
 
 
 @pytest.mark.parametrize("name", ("test_fails_as_expected", "test_dies_as_expected"))
@@ -345,8 +409,19 @@ def test_output_and_the_debugger_are_of_a_rank_and_lines_of_all_ranks_count(tmp_
     assert re.search(
         r"Timeout \(>1.0s\) from pytest-timeout.\nrank 0: still running, at shown.py", said
     )
-    assert "1 passed" in said and "2 failed" in said
+    for rank in range(2):
+        assert re.search(
+            rf"rank {rank} has .*descriptor: it closed the descriptor {1 + rank}\n", said
+        )
+    assert "2 passed" in said and "2 failed" in said
     assert sorted(path.name for path in tmp_path.glob(".coverage*")) == [".coverage"]
+
+
+def test_a_breakpoint_stops_the_first_rank_each_time_while_no_limit_counts(tmp_path):
+    longer = "import time; time.sleep(2.5)\n"  # than the timeout
+    run = run_pytest(tmp_path, "stopped.py", given=f"p value\n{longer}c\np value\nc\n")
+    assert "(Pdb) 10\n" in run.stdout and "(Pdb) 20\n" in run.stdout, run.stdout + run.stderr
+    assert "1 passed" in run.stdout and not run.returncode, run.stdout + run.stderr
 
 
 def line_of(text):

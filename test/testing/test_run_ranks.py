@@ -2,12 +2,14 @@
 
 import os
 import re
+import sys
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from harness.ranks import time_limit
 from torchcomms_pg.testing import RanksError, calls, notebook, run_ranks
 
 
@@ -33,6 +35,11 @@ def fails(how):
     dist.barrier()
 
 
+def ends_on(ranks):
+    if dist.get_rank() not in ranks:
+        time.sleep(200)
+
+
 def backend():
     return dist.get_backend()
 
@@ -49,6 +56,7 @@ def lives_in(name):
 @pytest.mark.torch_version
 def test_values_come_in_order_of_ranks_from_ranks_that_are_kept():
     assert run_ranks(summed, 2, 3, times=2) == [18, 18]
+    assert run_ranks(dist.get_rank, 3) == [0, 1, 2]
     assert run_ranks(os.getpid, 2) == run_ranks(os.getpid, 2)
     run_ranks(leaves, 2)
     assert run_ranks(lives_in, 2, "LEFT") == [False, False]
@@ -74,11 +82,26 @@ def test_a_rank_that_fails_is_named_and_the_next_call_succeeds(how, text):
     assert run_ranks(summed, 2, 1) == [3, 3]
 
 
+@pytest.mark.stops_ranks  # the limits are shorter than a stop
+@pytest.mark.parametrize("ranks, limits", (([0], {"timeout": 1}), ([], {"limit": 1})))
+def test_a_call_ends_at_its_limit_and_a_timeout_after_the_first_rank(ranks, limits):
+    run_ranks(backend, 2)  # the ranks have begun
+    with time_limit(1, 15, "the call"), pytest.raises(RanksError, match="hung: still running"):
+        run_ranks(ends_on, 2, ranks, **limits)
+
+
 def test_a_function_that_no_rank_could_import_is_refused():
     with pytest.raises(ValueError, match="wanted a function at the top level of a module"):
         run_ranks(lambda: 1, 2)
     with pytest.raises(ValueError, match="n is 0: wanted a number of ranks"):
         run_ranks(summed, 0)
+
+
+def test_a_function_of_a_notebook_is_refused_with_what_to_do(monkeypatch):
+    monkeypatch.setattr(summed, "__module__", "__main__")
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    with pytest.raises(ValueError, match="in a notebook use the cell magic %%ranks"):
+        run_ranks(summed, 2, 1)
 
 
 def test_a_cell_runs_on_ranks_that_keep_its_names(capsys):

@@ -529,7 +529,7 @@ class _Test:
         for rank in range(mark.n):
             self._ranks.send(rank, "end")
         waiting, deadline = set(range(mark.n)), time.monotonic() + mark.timeout + _END_LIMIT
-        renew = False
+        renew = self._terminal is not None  # a rank that has the terminal keeps it
         while waiting and (left := deadline - time.monotonic()) > 0:
             for rank, message in self._ranks.receive(waiting, left):
                 waiting.discard(rank)

@@ -375,8 +375,10 @@ class _Served:
         post_mortem(error[1] if sys.version_info >= (3, 13) else error[2])
 
     def pytest_enter_pdb(self, config: Config, pdb: Any) -> None:
-        """Gives a test that calls breakpoint() the terminal."""
-        self._take_terminal()
+        """Gives a test that calls breakpoint() the terminal; a rank that gets none goes on."""
+        if not self._take_terminal():
+            pdb.set_trace = lambda *_: None
+            config.pluginmanager.getplugin("capturemanager").resume()
 
     def _take_terminal(self) -> bool:
         """Asks for the terminal; returns False if another rank has it."""
@@ -385,8 +387,12 @@ class _Served:
         self.send("terminal")
         with socket.fromfd(self.connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as raw:
             _, fds, _, _ = socket.recv_fds(raw, 1, 2)
-        for number, fd in enumerate(fds):
+        captured = _session.config.pluginmanager.getplugin("capturemanager")._global_capturing
+        for number, (fd, part) in enumerate(zip(fds, (captured.in_, captured.out), strict=False)):
             os.dup2(fd, number)
+            # The debugger captures output while the test goes on, and restores this descriptor.
+            if hasattr(part, "targetfd_save"):
+                os.dup2(fd, part.targetfd_save)
             os.close(fd)
         self.debugged = bool(fds)
         return self.debugged

@@ -36,6 +36,13 @@ _ALWAYS = {
 
 _SIGNALS = tuple(signal.valid_signals())
 
+
+def _set_deterministic(mode: int) -> None:
+    """Sets torch's deterministic mode, as a number of `torch.get_deterministic_debug_mode`."""
+    # torch.set_deterministic_debug_mode leaves Inductor's mode as it is.
+    torch.use_deterministic_algorithms(mode > 0, warn_only=mode == 1)
+
+
 # Functions that read and write what a test may change in torch and in Python.
 _STATES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
@@ -43,7 +50,7 @@ _STATES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_num_threads, torch.set_num_threads),
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
-    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    (torch.get_deterministic_debug_mode, _set_deterministic),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (gc.isenabled, lambda enabled: gc.enable() if enabled else gc.disable()),
     (lambda: logging.root.manager.disable, logging.disable),

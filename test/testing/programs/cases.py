@@ -142,13 +142,15 @@ def test_prints_more_than_a_socket_holds():
 
 
 @pytest.mark.ranks(2)
-def test_closes_its_output():
-    sys.stdout.close()
+@pytest.mark.parametrize("name", ("stdout", "stderr"))
+def test_closes_its_output(name):
+    getattr(sys, name).close()
 
 
 @pytest.mark.ranks(2)
 def test_prints_after_another_has_closed_its_output():
     print("open")
+    print("open", file=sys.stderr)
     assert all_reduced(1) == 2
 
 
@@ -223,6 +225,11 @@ def test_subtests(rank, request):
 @pytest.mark.ranks(2)
 def test_leaves_a_thread():
     threading.Thread(target=time.sleep, args=(100,), name="left", daemon=True).start()
+
+
+@pytest.mark.ranks(2)
+def test_finds_no_thread_of_an_earlier_test():
+    assert "left" not in [thread.name for thread in threading.enumerate()]
 
 
 @pytest.mark.ranks(2, backend=None)

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.ranks(3)
 def test_gpus_sum_up(rank, device_mesh):
     count = torch.cuda.device_count()
     assert count == int(os.environ["EMULATED_DEVICES"])
@@ -15,4 +15,4 @@ def test_gpus_sum_up(rank, device_mesh):
     assert device_mesh.device_type == "cuda"
     values = torch.full((1000,), rank + 1.0, device="cuda")
     dist.all_reduce(values)
-    assert values.cpu().unique().tolist() == [3.0]
+    assert values.cpu().unique().tolist() == [6.0]

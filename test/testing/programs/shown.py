@@ -1,10 +1,16 @@
 """Tests that test_ranks.py has pytest run with -s, coverage, a time limit and the debugger."""
 
+import os
 import time
 
 import measured
 import pytest
 import torch.distributed as dist
+
+
+@pytest.mark.ranks(2)
+def test_closes_a_descriptor(rank):
+    os.close(1 + rank)
 
 
 @pytest.mark.ranks(2)

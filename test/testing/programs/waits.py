@@ -1,0 +1,18 @@
+"""A test that test_ranks.py has pytest run, and interrupts while the ranks wait."""
+
+import os
+import time
+
+import pytest
+
+
+@pytest.mark.ranks(2, timeout=200, limit=200)
+def test_waits():
+    pipe = os.open(os.environ["RANKS_PIPE"], os.O_WRONLY)  # open for as long as the rank lives
+    os.write(pipe, b"r")
+    time.sleep(200)
+
+
+@pytest.mark.ranks(2)
+def test_does_not_begin():
+    raise AssertionError
