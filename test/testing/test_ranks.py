@@ -275,14 +275,14 @@ def test_an_interrupt_ends_the_ranks_at_once_and_leaves_nothing(tmp_path):
             for _ in range(2):  # ranks
                 assert select.select([pipe], [], [], limit)[0] and os.read(pipe, 1) == b"r"
             os.killpg(run.pid, signal.SIGINT)  # as a terminal does
+            # The end of the pipe is that of the ranks.
+            assert select.select([pipe], [], [], limits.grown(4))[0] and os.read(pipe, 1) == b""
             output, errors = run.communicate(timeout=limit)
         except BaseException:
             end_tree(run.pid)
             raise
     assert run.returncode == 2 and "KeyboardInterrupt" in output, output + errors
     assert "Traceback" not in errors and "failed" not in output, output + errors
-    # The end of the pipe is that of the ranks.
-    assert select.select([pipe], [], [], limit)[0] and os.read(pipe, 1) == b""
     os.close(pipe)
     assert not list((tmp_path / "tmp").iterdir())
 
@@ -327,18 +327,18 @@ def test_a_skip_on_one_rank_skips_the_test(cases):
     assert (kind, message) == ("skipped", "not on rank 1")
 
 
-def test_a_failure_on_one_rank_is_shown_though_others_have_skipped_or_failed_as_expected():
+def test_a_failure_comes_before_a_failure_as_expected_and_that_before_a_skip_and_a_success():
     def event(rank, outcome, **attributes):
         report = types.SimpleNamespace(duration=0, longrepr="", **attributes)
         report.failed, report.skipped = outcome == "failed", outcome == "skipped"
         return pytest_main._Event(rank, stamp=float(rank), report=report)
 
-    skipped, failed = event(0, "skipped"), event(2, "failed")
-    expected = event(1, "skipped", wasxfail="")
+    passed, skipped, failed = event(0, "passed"), event(1, "skipped"), event(3, "failed")
+    expected = event(2, "skipped", wasxfail="")
     choose = pytest_main._Test._choose
-    assert choose(None, [skipped, expected, failed]) is failed
-    assert choose(None, [skipped, expected, event(3, "passed")]) is expected
-    assert choose(None, [event(3, "passed"), skipped]) is skipped
+    assert choose(None, [passed, skipped, expected, failed]) is failed
+    assert choose(None, [passed, skipped, expected]) is expected
+    assert choose(None, [passed, skipped]) is skipped
 
 
 @pytest.mark.parametrize("name", ("test_fails_as_expected", "test_dies_as_expected"))
@@ -419,9 +419,12 @@ def test_output_and_the_debugger_are_of_a_rank_and_lines_of_all_ranks_count(tmp_
 
 def test_a_breakpoint_stops_the_first_rank_each_time_while_no_limit_counts(tmp_path):
     longer = "import time; time.sleep(2.5)\n"  # than the timeout
-    run = run_pytest(tmp_path, "stopped.py", given=f"p value\n{longer}c\np value\nc\n")
-    assert "(Pdb) 10\n" in run.stdout and "(Pdb) 20\n" in run.stdout, run.stdout + run.stderr
-    assert "1 passed" in run.stdout and not run.returncode, run.stdout + run.stderr
+    given = f"p value\n{longer}c\np value\nc\n"
+    run = run_pytest(tmp_path, "stopped.py", "-rA", given=given)
+    said = run.stdout + run.stderr
+    assert "(Pdb) 10\n" in said and "(Pdb) 20\n" in said and not run.returncode, said
+    # Captured on the rank that has ended first, which was not stopped.
+    assert "--- Captured stdout call ---" in said and "went on after 20" in said, said
 
 
 def line_of(text):
@@ -489,14 +492,15 @@ def test_a_test_without_findings_passes_under_the_checks(checked, name):
 
 
 def test_a_test_that_skips_or_fails_as_expected_does_so_under_the_checks(checked):
-    assert checked.outcome("test_skips")[:2] == ("skipped", "not on rank 1")
+    for name in ("test_skips", "test_skips_though_another_rank_passes"):
+        assert checked.outcome(name)[:2] == ("skipped", "not on rank 1")
     assert "XFAIL checked.py::test_reads_early_as_expected" in checked.run.stdout
 
 
 def test_the_checks_say_how_much_they_had_to_check(checked):
     said = checked.run.stdout
-    # Of 26, one is of a rank that may be ended before it tells.
-    assert re.search(r"^--check-async: checked 11 tests with ranks, with 2[56] asyn", said, re.M)
+    # Of 27, two are of ranks that may be ended before they tell.
+    assert re.search(r"^--check-async: checked 12 tests with ranks, with 2[567] asyn", said, re.M)
     assert "\n--check-nccl: checked 9 tests with ranks, with 25 operations\n" in said
 
 

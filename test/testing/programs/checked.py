@@ -86,6 +86,15 @@ def test_skips(rank):
 
 
 @pytest.mark.ranks(2)
+def test_skips_though_another_rank_passes(rank, store):
+    if rank == 1:
+        store.wait(["sent"])
+        pytest.skip("not on rank 1")
+    dist.isend(torch.ones(4), 1)
+    store.set("sent", "")
+
+
+@pytest.mark.ranks(2)
 def test_expects_a_timeout(rank):
     group = dist.new_group(timeout=datetime.timedelta(seconds=0.3))
     if rank == 0:

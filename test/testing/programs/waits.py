@@ -1,9 +1,12 @@
-"""A test that test_ranks.py has pytest run, and interrupts while the ranks wait."""
+"""Tests that test_ranks.py has pytest run, and interrupts while the ranks of the first wait."""
 
 import os
+import signal
 import time
 
 import pytest
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
 
 
 @pytest.mark.ranks(2, timeout=200, limit=200)
