@@ -5,9 +5,11 @@ From then on they are ranks like others.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,8 +22,9 @@ from typing import Any
 from torch import Tensor
 
 from harness import ROOT, TESTS
-from harness.rank_process import die_with_parent, serve
 from harness.ranks import RankFailure
+from torchcomms_pg.testing.rank import serve
+from torchcomms_pg.testing.zygote import die_with_parent
 
 from . import programs
 from .front_ends import Issue
@@ -180,6 +183,8 @@ def main(path: str) -> None:
     from mpi4py import MPI
 
     die_with_parent()
+    faulthandler.enable(file=2)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     rank = MPI.COMM_WORLD.rank
     os.environ["RANK"] = str(rank)
     connection = Client(path, "AF_UNIX")

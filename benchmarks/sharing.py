@@ -14,7 +14,7 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from harness.rank_process import die_with_parent
+from torchcomms_pg.testing.zygote import die_with_parent
 
 Measured = dict[str, dict[str, float]]
 

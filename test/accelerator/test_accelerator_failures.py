@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
-from harness.rank_process import report
 from harness.ranks import Ranks, check, connect_store, meet, on_own_ranks, time_limit, wait_for
+from torchcomms_pg.testing.rank import report
 
 try:
     import simulated

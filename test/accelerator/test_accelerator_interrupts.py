@@ -14,8 +14,8 @@ import torch.distributed as dist
 import torchcomms_pg
 from failures.test_interrupts import ENDS, Handler, interrupt, run_with_signals
 from harness.limits import grown
-from harness.rank_process import report
 from harness.ranks import wait_for
+from torchcomms_pg.testing.rank import report
 
 try:
     from accelerator.test_memory import Pool, backend, over_fake

@@ -11,8 +11,8 @@ import torch.distributed as dist
 import torchcomms_pg
 from accelerator import test_memory
 from harness.comms import new_group_with
-from harness.rank_process import report
 from harness.ranks import Ranks, check, time_limit, wait_for
+from torchcomms_pg.testing.rank import report
 
 try:
     import simulated

@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 from harness.comms import each_backend, make, torchcomms
 from harness.programs import run_python
-from harness.rank_process import receive
 from harness.ranks import Ranks, connect_store, meet, time_limit
 from harness.values import all_data, assert_reduced, assert_same, data
+from torchcomms_pg.testing.rank import receive
 
 pytestmark = pytest.mark.beyond_gloo
 SECOND = datetime.timedelta(seconds=1)

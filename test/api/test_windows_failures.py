@@ -14,8 +14,8 @@ import torch.distributed as dist
 from harness.comms import make, torchcomms
 from harness.leaks import descriptors, mappings
 from harness.limits import grown
-from harness.rank_process import report
 from harness.ranks import Ranks, check, wait_for
+from torchcomms_pg.testing.rank import report
 
 pytestmark = pytest.mark.beyond_gloo
 

@@ -17,8 +17,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from harness.comms import make, torchcomms
 from harness.programs import run_python
-from harness.rank_process import receive, report
 from harness.ranks import Ranks, check, connect_store, init_default_group, on_own_ranks, wait_for
+from torchcomms_pg.testing.rank import receive, report
 
 pytestmark = pytest.mark.beyond_gloo
 watched = pytest.mark.skipif(torch.__version__ < "2.14", reason="c10d has hooks from 2.14 on")

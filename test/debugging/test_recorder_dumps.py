@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from harness.comms import torchcomms
 from harness.programs import run_python
-from harness.rank_process import keep_the_gil, receive, report
 from harness.ranks import check, connect_store, init_default_group, wait_for
 from harness.recorders import (
     LIMIT,
@@ -28,6 +27,8 @@ from harness.recorders import (
     recorder,
     short_group,
 )
+from harness.stuck import keep_the_gil
+from torchcomms_pg.testing.rank import receive, report
 from torchcomms_pg.trace import load
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]

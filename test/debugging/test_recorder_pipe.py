@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 
 from harness.programs import run_python
-from harness.rank_process import keep_the_gil, receive, report
 from harness.ranks import check, thread_names, wait_for
 from harness.recorders import SOON, dumped_without_the_gil
+from harness.stuck import keep_the_gil
+from torchcomms_pg.testing.rank import receive, report
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 VARIABLE = "TORCH_FR_DEBUG_INFO_PIPE_FILE"

@@ -18,9 +18,9 @@ import torch.distributed as dist
 
 import torchcomms_pg
 from harness.leaks import descriptors, library_threads, mappings
-from harness.rank_process import receive, report
 from harness.ranks import connect_store, meet, wait_for
 from harness.scarcity import no_more_descriptors, no_more_threads
+from torchcomms_pg.testing.rank import receive, report
 
 WORLD = 3
 CULPRIT = 1

@@ -13,8 +13,8 @@ import torch.distributed as dist
 import torchcomms_pg
 from failures.joined import join
 from harness.programs import run_python
-from harness.rank_process import receive
 from harness.ranks import Ranks, check, meet, on_own_ranks, time_limit, wait_for
+from torchcomms_pg.testing.rank import receive
 
 pytestmark = pytest.mark.beyond_gloo
 LIMIT = 1.0

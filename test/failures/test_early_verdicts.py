@@ -17,9 +17,9 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 import torchcomms_pg
 from harness.programs import run_python
-from harness.rank_process import receive, report
 from harness.ranks import Ranks, check, connect_store, meet, wait_for
 from torchcomms_pg.status.__main__ import main
+from torchcomms_pg.testing.rank import receive, report
 
 pytestmark = pytest.mark.beyond_gloo
 WATCHED = pytest.param(

@@ -23,7 +23,6 @@ from harness.comms import make, torchcomms
 from harness.leaks import descriptors, mappings
 from harness.limits import grown
 from harness.programs import run_python
-from harness.rank_process import report
 from harness.ranks import (
     BACKEND,
     Ranks,
@@ -36,6 +35,7 @@ from harness.ranks import (
     wait_for,
 )
 from harness.values import all_data, assert_reduced, assert_same
+from torchcomms_pg.testing.rank import report
 
 beyond_gloo = pytest.mark.beyond_gloo
 CPU = torch.device("cpu")

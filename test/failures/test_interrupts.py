@@ -13,8 +13,8 @@ import torch.distributed as dist
 import torchcomms_pg
 from harness.leaks import mappings
 from harness.limits import grown
-from harness.rank_process import report
 from harness.ranks import Ranks, check, wait_for
+from torchcomms_pg.testing.rank import report
 
 pytestmark = pytest.mark.beyond_gloo
 LONG = datetime.timedelta(minutes=30)

@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import torchcomms_pg
-from harness.rank_process import BACKEND
-from harness.ranks import Ranks, connect_store, meet, wait_for
+from harness.ranks import BACKEND, Ranks, connect_store, meet, wait_for
 
 watched = pytest.mark.skipif(torch.__version__ < "2.14", reason="c10d has hooks from torch 2.14 on")
 BACKENDS = [BACKEND, pytest.param("gloo", marks=watched)]

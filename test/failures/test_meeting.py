@@ -17,10 +17,10 @@ import torch.distributed as dist
 import torchcomms_pg
 from harness import ROOT
 from harness.programs import end_tree
-from harness.rank_process import receive, report
 from harness.ranks import Ranks, check, connect_store, wait_for
 from torchcomms_pg import _C
 from torchcomms_pg.status.__main__ import main
+from torchcomms_pg.testing.rank import receive, report
 
 pytestmark = pytest.mark.beyond_gloo
 WATCHED = pytest.param(

@@ -23,10 +23,10 @@ import torchcomms_pg
 from harness import limits
 from harness.comms import two_in_one_process
 from harness.programs import PROGRAM_LIMIT, end_tree, run_program
-from harness.rank_process import receive, report
 from harness.ranks import Ranks, check, connect_store, meet, wait_for
 from harness.stuck import all_keep_the_gil
 from hosts.test_hosts import move
+from torchcomms_pg.testing.rank import receive, report
 
 pytestmark = pytest.mark.beyond_gloo
 WATCHED = pytest.param(

@@ -13,9 +13,9 @@ import torch.distributed as dist
 import torchcomms_pg
 from harness.comms import make
 from harness.limits import grown
-from harness.rank_process import report
 from harness.ranks import Ranks, init_default_group
 from harness.scarcity import no_more_threads
+from torchcomms_pg.testing.rank import report
 
 pytestmark = pytest.mark.beyond_gloo
 NO_THREAD = "no thread can be started"

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 import torchcomms_pg
 from harness.programs import run_python
-from harness.rank_process import receive, report
 from harness.ranks import Ranks, connect_store, wait_for
+from torchcomms_pg.testing.rank import receive, report
 
 pytestmark = pytest.mark.beyond_gloo
 WATCHED = pytest.mark.skipif(torch.__version__ < "2.14", reason="c10d has hooks from 2.14 on")

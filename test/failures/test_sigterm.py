@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 import torchcomms_pg
 from harness.programs import run_python
-from harness.rank_process import receive, report
 from harness.ranks import Ranks, check, connect_store, wait_for
 from torchcomms_pg.status.__main__ import main
+from torchcomms_pg.testing.rank import receive, report
 
 pytestmark = pytest.mark.beyond_gloo
 WATCHED = pytest.param(

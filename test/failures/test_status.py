@@ -21,14 +21,14 @@ from harness import ROOT, limits
 from harness.comms import two_in_one_process
 from harness.leaks import library_threads
 from harness.programs import PROGRAM_LIMIT, end_tree, run_python
-from harness.rank_process import keep_the_gil, receive, report
 from harness.ranks import Ranks, check, connect_store, meet, wait_for
 from harness.scarcity import no_more_descriptors, no_more_threads
-from harness.stuck import all_keep_the_gil
+from harness.stuck import all_keep_the_gil, keep_the_gil
 from hosts.test_hosts import move
 from torchcomms_pg import env
 from torchcomms_pg.status.__main__ import main
 from torchcomms_pg.status.jobs import LONGEST_WAIT
+from torchcomms_pg.testing.rank import receive, report
 
 pytestmark = pytest.mark.beyond_gloo
 WATCHED = pytest.param(
@@ -234,7 +234,7 @@ def test_a_rank_whose_call_has_raised_is_not_said_to_be_in_it(folder, ask):
 def test_ranks_whose_python_is_stuck_answer(folder, ask, tmp_path):
     def where_it_is_stuck(answer):
         lines = ["\n".join(rank.get("python", {}).get("threads", [])) for rank in answer["ranks"]]
-        return all(re.search(r"rank_process.py:\d+ in keep_the_gil", line) for line in lines)
+        return all(re.search(r"stuck.py:\d+ in keep_the_gil", line) for line in lines)
 
     with started(2, folder) as ranks, all_keep_the_gil(ranks, join, tmp_path):
         for _ in range(3):  # questions that Python cannot answer do not pile up

@@ -17,8 +17,9 @@ import torchcomms_pg
 from failures.faults import serve
 from failures.joined import join
 from failures.test_watch import NotAnsweredError, again_if_a_rank_did_not_answer
-from harness.rank_process import keep_the_gil, receive, report
 from harness.ranks import Ranks, check, connect_store, meet, time_limit, wait_for
+from harness.stuck import keep_the_gil
+from torchcomms_pg.testing.rank import receive, report
 
 pytestmark = pytest.mark.beyond_gloo
 LIMIT = 1.0

@@ -23,10 +23,11 @@ import torchcomms_pg
 from harness import parity
 from harness.leaks import library_threads
 from harness.programs import run_program
-from harness.rank_process import keep_the_gil, receive, report
 from harness.ranks import Ranks, check, connect_store, meet, on_own_ranks, wait_for
 from harness.recorders import process_trace
+from harness.stuck import keep_the_gil
 from hosts.test_hosts import move
+from torchcomms_pg.testing.rank import receive, report
 
 pytestmark = [
     pytest.mark.beyond_gloo,

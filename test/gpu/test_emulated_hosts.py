@@ -18,9 +18,9 @@ if reason := emulated.available():
 import torchcomms_pg
 from failures.test_interrupts import Handler, interrupt, signal_until_done
 from harness import gpus, ranks
-from harness.rank_process import report
 from harness.ranks import connect_store, on_own_ranks, time_limit
 from hosts.test_hosts import move
+from torchcomms_pg.testing.rank import report
 
 pytestmark = pytest.mark.torch_version
 

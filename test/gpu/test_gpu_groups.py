@@ -19,7 +19,7 @@ import emulated
 import torchcomms_pg
 from harness import gpus, ranks, streams
 from harness.gpus import on_gpus, on_ours
-from harness.rank_process import report
+from torchcomms_pg.testing.rank import report
 
 if reason := gpus.missing():
     pytest.skip(reason, allow_module_level=True)

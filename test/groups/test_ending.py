@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 import torchcomms_pg
-from harness.rank_process import receive, report
 from harness.ranks import Ranks, init_default_group, wait_for
+from torchcomms_pg.testing.rank import receive, report
 
 pytestmark = pytest.mark.beyond_gloo
 FREE = ("TORCHCOMM_ABORT_ON_ERROR", "TORCH_NCCL_ASYNC_ERROR_HANDLING")

@@ -15,9 +15,9 @@ import torch.distributed as dist
 import torchcomms_pg
 from harness.leaks import descriptors
 from harness.limits import grown
-from harness.rank_process import report
 from harness.ranks import Ranks, check, connect_store, init_default_group, wait_for
 from harness.scarcity import no_more_descriptors
+from torchcomms_pg.testing.rank import report
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 CLONE_NEWPID = 0x20000000

@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from harness.comms import make, torchcomms
 from harness.parity import like_gloo, refused
-from harness.rank_process import report
 from harness.ranks import (
     Ranks,
     init_default_group,
@@ -20,6 +19,7 @@ from harness.ranks import (
 )
 from harness.recorders import process_entries, recorder
 from harness.values import all_data, assert_reduced, assert_same, data
+from torchcomms_pg.testing.rank import report
 
 pytestmark = [
     pytest.mark.torch_version,

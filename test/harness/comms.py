@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.rank_process import receive, report
 from harness.ranks import connect_store
+from torchcomms_pg.testing.rank import receive, report
 
 
 def torchcomms():

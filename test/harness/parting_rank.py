@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 import torchcomms_pg
 from harness import gpus, lockstep
-from harness.rank_process import receive, report
 from harness.ranks import connect_store
+from torchcomms_pg.testing.rank import receive, report
 
 JOINING = datetime.timedelta(seconds=30)
 

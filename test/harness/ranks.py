@@ -20,17 +20,17 @@ import select
 import time
 
 from harness import ROOT, TESTS, limits
-from harness.rank_process import BACKEND
 from torchcomms_pg.testing import calls
 from torchcomms_pg.testing.calls import CALL_TIMEOUT, Outcome
 from torchcomms_pg.testing.calls import RanksError as RankFailure
-from torchcomms_pg.testing.processes import Zygote
+from torchcomms_pg.testing.processes import Store, Zygote
+from torchcomms_pg.testing.zygote import ask_no_name_server
 
-__all__ = ["BACKEND", "CALL_TIMEOUT", "Outcome", "RankFailure"]
+__all__ = ["CALL_TIMEOUT", "Outcome", "RankFailure"]
 
-# torch's store looks up the name of every host that connects, and serves no rank meanwhile. A name
-# server that loses the query holds up the store for five seconds, and no test needs a name server.
-os.environ.setdefault("RES_OPTIONS", "attempts:0")
+BACKEND = os.environ.get("TEST_BACKEND", "torchcomms")
+
+ask_no_name_server(os.environ)  # also in the programs that tests start
 # Inductor compiles a program for each extension of the processor to see whether the extension can
 # be used. With an empty cache that takes longer than a test may.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
@@ -70,10 +70,8 @@ def start(imports, started_with=(None,), plugins=None):
 
 
 @functools.cache
-def _store_server():
-    import torch.distributed as dist
-
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+def _store():
+    return Store(_zygote_process())
 
 
 _names = itertools.count()
@@ -151,7 +149,7 @@ class Ranks(calls.Calls):
     @staticmethod
     def store_args():
         """Returns (port, prefix) for `connect_store`, with a prefix that is new for each call."""
-        return _store_server().port, f"test{next(_names)}"
+        return _store().port, f"test{next(_names)}"
 
     def run(self, function, *args, timeout=CALL_TIMEOUT, **kwargs):
         """Runs a function on all ranks and returns their values, or raises RankFailure."""

@@ -1,10 +1,24 @@
 """Ranks in which no Python thread can run."""
 
 import contextlib
+import ctypes
 import os
 
-from harness.rank_process import keep_the_gil, receive, report
 from harness.ranks import check
+from torchcomms_pg.testing.rank import receive, report
+
+
+def keep_the_gil(pipe):
+    """Called in a rank: keeps the GIL until a reader has read the whole content of the pipe.
+
+    A reader that can read a byte knows that the GIL is held.
+    """
+    # More than a pipe holds. CDLL would release the GIL.
+    libc, more = ctypes.PyDLL(None), 1 << 20
+    libc.fopen.restype = ctypes.c_void_p
+    file = ctypes.c_void_p(libc.fopen(os.fsencode(pipe), b"w"))
+    libc.fwrite(bytes(more), 1, more, file)  # continues after a stop, which cuts write() short
+    libc.fclose(file)
 
 
 def _joins_and_keeps_it(join, args, world, pipes):

@@ -22,10 +22,10 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 import torchcomms_pg
-from harness.rank_process import receive, report
 from harness.ranks import Ranks, asleep, check, init_default_group, wait_for
 from harness.values import FLOAT8, FLOATS, INTEGERS, all_data, assert_reduced, assert_same, data
 from torchcomms_pg import as_gloo
+from torchcomms_pg.testing.rank import receive, report
 
 CLONE_NEWUTS = 0x04000000
 

@@ -16,10 +16,10 @@ import torch.distributed as dist
 import torchcomms_pg
 from failures.faults import serve
 from harness.limits import grown
-from harness.rank_process import receive, report
 from harness.ranks import Ranks, check, connect_store, init_default_group
 from harness.scarcity import no_more_threads
 from hosts.test_hosts import move
+from torchcomms_pg.testing.rank import receive, report
 
 pytestmark = pytest.mark.beyond_gloo
 HALF_AN_HOUR = datetime.timedelta(minutes=30)

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from harness.network import DEVICE, Network, missing
-from harness.rank_process import receive, report
 from harness.ranks import Ranks, check, wait_for
 from harness.values import all_data, assert_reduced
+from torchcomms_pg.testing.rank import receive, report
 
 pytestmark = pytest.mark.beyond_gloo
 DEADLINE = 8  # in seconds: longer than a rank may be held up

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from harness import TESTS
-from harness.rank_process import receive, report
 from harness.ranks import Ranks, check, wait_for
+from torchcomms_pg.testing.rank import receive, report
 
 MOST_FRAMES = 14  # of a synchronous all-reduce of 4 bytes
 

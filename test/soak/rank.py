@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 import torchcomms_pg
 from harness.leaks import descriptors, library_threads, mappings
-from harness.rank_process import report
 from harness.ranks import wait_for
+from torchcomms_pg.testing.rank import report
 
 from .operations import Team, WrongValueError, draw, perform
 
