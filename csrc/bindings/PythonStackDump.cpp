@@ -64,10 +64,11 @@ Handler inPython(int signal) {
   return found && python.dli_fbase == known.dli_fbase ? handler : nullptr;
 }
 
-// Returns the handler that Python installs for every signal that has a handler in Python: that of
-// SIGINT. If a shell has started the program in the background, SIGINT is ignored; then SIGURG,
-// which the system drops by default, gets a handler for a moment. Only the main thread can set
-// handlers; returns null if it has not called this function, and SIGINT has no handler in Python.
+// Returns the handler that Python installs for every signal that has a handler in Python. SIGINT
+// has one, unless a shell has started the program in the background: then SIGINT is ignored, and
+// SIGURG, which the system drops by default, gets a handler for a moment. Only the main thread can
+// set handlers; returns null if it has not called this function, and SIGINT has no handler in
+// Python.
 Handler handlerOfPython() {
   static Handler known = nullptr;  // guarded by the GIL
   known = known != nullptr ? known : inPython(SIGINT);
