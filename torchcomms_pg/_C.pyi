@@ -192,15 +192,21 @@ def begin_wait(
     come, if this process has no group with them yet; `rank`: this process's rank then.
     """
 
-class StoreServer:
-    """An idle connection to the server of a store."""
+class StoreBoard:
+    """A store's keys, over the process's one connection. Raises RuntimeError without a server."""
 
-    @staticmethod
-    def of(store: Store) -> StoreServer | None:
-        """Returns the object for the server of `store`, or None if the store has no server."""
+    def __init__(self, store: Store) -> None: ...
+    def get(self, key: str) -> str | None:
+        """Returns the key's value, or None if the key does not exist. Does not wait for it."""
 
-    def check(self) -> None:
-        """Raises DistStoreError if no process serves the store any more: the store prints that."""
+    def claim(self, key: str, value: str) -> str:
+        """Sets the key if it does not exist; returns the value that it then has."""
+
+    def add(self, key: str, value: int) -> int:
+        """Adds to the key's number, and returns the sum."""
+
+    def erase(self, key: str) -> None:
+        """Removes the key."""
 
 def store_place(store: Store) -> tuple[str, int, str] | None:
     """Returns host and port of the store's server, and the keys' prefix; None without a server."""

@@ -88,8 +88,7 @@ class _Agreement:
         self._name = group.group_name
         self._number = dist.get_global_rank(group, self._rank)
         store: Any = dist.distributed_c10d._get_process_group_store(group)
-        self._store = dist.PrefixStore("torchcomms_pg/agree", store.clone())
-        self._server = _C.StoreServer.of(self._store)
+        self._board = _C.StoreBoard(dist.PrefixStore("torchcomms_pg/agree", store))
         self._counts: dict[str, int] = {}
         self._lock = threading.Lock()
         self._values: queue.SimpleQueue[tuple[str, str, dict[str, str]]] = queue.SimpleQueue()
@@ -103,30 +102,26 @@ class _Agreement:
 
     def _run(self) -> None:
         with contextlib.suppress(RuntimeError):  # the store has ended with its process
-            while self._group() is not None and not self._has_failed():
+            while self._group() is not None and not self._board.get(_FAILED):
                 with contextlib.suppress(queue.Empty):
                     key, digest, told = self._values.get(timeout=_LOOK)
                     for other in self._differing(key, digest, told):
-                        self._store.compare_set(_FAILED, "", json.dumps(other))
-            if self._group() is not None:
-                self._fail(json.loads(self._store.get(_FAILED)))
-
-    def _has_failed(self) -> bool:
-        if self._server:
-            self._server.check()
-        return self._store.check([_FAILED])
+                        self._board.claim(_FAILED, json.dumps(other))
+            failed = self._board.get(_FAILED)
+            if failed and self._group() is not None:
+                self._fail(json.loads(failed))
 
     def _differing(
         self, key: str, digest: str, told: dict[str, str]
     ) -> Iterator[list[dict[str, str]]]:
         """Yields both ranks' values, if this one's differs from the first rank's."""
         mine = {**told, "rank": str(self._number), "digest": digest}
-        first = json.loads(self._store.compare_set(key, "", json.dumps(mine)))
+        first = json.loads(self._board.claim(key, json.dumps(mine)))
         if first["digest"] != digest:
             yield [first, mine]
-        elif self._store.add(f"{key}/compared", 1) == self._size:
+        elif self._board.add(f"{key}/compared", 1) == self._size:
             for each in (key, f"{key}/compared"):
-                self._store.delete_key(each)
+                self._board.erase(each)
 
     def _fail(self, values: list[dict[str, str]]) -> None:
         one, other = sorted(values, key=lambda each: int(each["rank"]))

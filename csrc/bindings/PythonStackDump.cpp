@@ -33,8 +33,8 @@
 #include "diagnosis/rank/Heartbeat.hpp"
 #include "diagnosis/rank/Sigabrt.hpp"
 #include "diagnosis/rank/Sigterm.hpp"
+#include "diagnosis/store/StoreBoard.hpp"
 #include "diagnosis/store/StorePlace.hpp"
-#include "diagnosis/store/StoreServer.hpp"
 #include "diagnosis/watch/Watch.hpp"
 #include "host/AvailableMemory.hpp"
 #include "monitor/Compiling.hpp"
@@ -333,9 +333,13 @@ void bindPythonStackDump(py::module_& module) {
       py::kw_only(), py::arg("text"), py::arg("ranks"), py::arg("meets"), py::arg("called_at"),
       py::arg("verdict_after"), py::arg("meeting") = py::none(), py::arg("rank") = -1,
       py::call_guard<py::gil_scoped_release>());
-  py::class_<StoreServer, std::shared_ptr<StoreServer>>(module, "StoreServer")
-      .def_static("of", &StoreServer::of, py::arg("store"))
-      .def("check", &StoreServer::check, py::call_guard<py::gil_scoped_release>());
+  const auto apart = py::call_guard<py::gil_scoped_release>();
+  py::class_<StoreBoard>(module, "StoreBoard")
+      .def(py::init<const c10::intrusive_ptr<c10d::Store>&>(), py::arg("store"))
+      .def("get", &StoreBoard::get, py::arg("key"), apart)
+      .def("claim", &StoreBoard::claimed, py::arg("key"), py::arg("value"), apart)
+      .def("add", &StoreBoard::add, py::arg("key"), py::arg("value"), apart)
+      .def("erase", &StoreBoard::erase, py::arg("key"), apart);
   module.def(
       "store_place",
       [](const c10::intrusive_ptr<c10d::Store>& store)

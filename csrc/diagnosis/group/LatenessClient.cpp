@@ -15,7 +15,6 @@
 #include "base/TextStreams.hpp"
 #include "diagnosis/rank/Fields.hpp"
 #include "diagnosis/store/StoreBoard.hpp"
-#include "diagnosis/store/StorePlace.hpp"
 #include "handle/OwnProcess.hpp"
 #include "monitor/Monitor.hpp"
 #include "monitor/Printer.hpp"
@@ -36,39 +35,29 @@ constexpr std::chrono::minutes kBetweenWarnings{1};
 
 std::atomic<bool> warns{true};
 
-// The job's store, with one connection for all groups of this process.
-struct SharedStore {
-  explicit SharedStore(c10::intrusive_ptr<c10d::Store> store) : board(std::move(store)) {}
-
+struct Warned {
   Mutex mutex;
-  StoreBoard board GUARDED_BY(mutex);
+  std::optional<Clock::time_point> at GUARDED_BY(mutex);
 };
-
-struct Stores {
-  PerStore<SharedStore> all;
-  Mutex mutex;
-  std::optional<Clock::time_point> warned GUARDED_BY(mutex);
-};
-Stores& stores() {
-  static PerProcess<Stores> ofProcess;
-  return ofProcess.get();
-}
 
 // Returns whether this process may warn now, and records that it does.
 bool takesWarning(Clock::time_point now) {
-  auto& known = stores();
-  LockGuard lock(known.mutex);
-  if (known.warned && now - *known.warned < kBetweenWarnings) {
+  static PerProcess<Warned> ofProcess;
+  auto& warned = ofProcess.get();
+  LockGuard lock(warned.mutex);
+  if (warned.at && now - *warned.at < kBetweenWarnings) {
     return false;
   }
-  known.warned = now;
+  warned.at = now;
   return true;
 }
 
 }  // namespace
 
 struct LatenessClient::State {
-  std::shared_ptr<SharedStore> store;
+  explicit State(const c10::intrusive_ptr<c10d::Store>& store) : board(store) {}
+
+  StoreBoard board;  // the group's part of the job's store
   std::shared_ptr<const ArrivalLog> log;
   std::string place;
   const OwnProcess process;
@@ -91,10 +80,12 @@ struct LatenessClient::State {
   std::string key(int of) const { return place + std::to_string(of); }
 
   void publish() {
-    LockGuard lock(store->mutex);
     if (!closed) {
       published = true;
-      store->board.set(key(rank), fields::write(log->get()));
+      board.set(key(rank), fields::write(log->get()));
+    }
+    if (closed) {
+      takeBack();  // close() may have done so before the key was there
     }
   }
 
@@ -106,18 +97,14 @@ struct LatenessClient::State {
         all[each] = log->get();
         continue;
       }
-      LockGuard lock(store->mutex);
-      if (const auto text = store->board.get(key(each))) {
+      if (const auto text = board.get(key(each))) {
         all[each] = fields::read<Arrivals>(*text).value_or(Arrivals{});
       }
     }
     return all;
   }
 
-  void takeBack() {
-    LockGuard lock(store->mutex);
-    store->board.erase(key(rank));
-  }
+  void takeBack() { board.erase(key(rank)); }
 
   void warn(Clock::time_point now) {
     const auto lateness = judgeLateness(read());
@@ -152,12 +139,9 @@ void LatenessClient::open(
     return;
   }
   const auto log = std::make_shared<ArrivalLog>();
-  auto state = std::make_shared<State>();
-  const StorePlace keys(store);
-  state->store =
-      stores().all.of(keys.store, [&] { return std::make_shared<SharedStore>(keys.store); });
+  auto state = std::make_shared<State>(store);
   state->log = log;
-  state->place = keys.prefixes + "torchcomms_pg/late/" + place + "/";
+  state->place = "torchcomms_pg/late/" + place + "/";
   state->group = std::move(group);
   state->rank = rank;
   state->size = size;

@@ -1,8 +1,5 @@
 #include "diagnosis/group/ProcessActivity.hpp"
 
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
-
 #include <algorithm>
 #include <exception>
 #include <iterator>
@@ -35,17 +32,6 @@ namespace {
 // ones together.
 constexpr size_t kOldest = 4;
 constexpr size_t kMostOps = 64;
-
-std::string addressOf(c10d::Store& store) {
-  if (const auto* const tcp = dynamic_cast<c10d::TCPStore*>(&store)) {
-    return tcp->getHost() + ":" + std::to_string(tcp->getPort());
-  }
-  if (const auto* const file = dynamic_cast<c10d::FileStore*>(&store)) {
-    return file->getPath();
-  }
-  // A store in memory, such as a HashStore: its ranks are threads of this process.
-  return "memory of process " + std::to_string(host::processId());
-}
 
 struct Listed {
   std::weak_ptr<GroupActivity> group;
@@ -324,15 +310,16 @@ std::unique_ptr<StatusPart> StatusPart::begin(
     return nullptr;
   }
   const StorePlace place(store);
-  const auto address = addressOf(*place.store);
+  const auto address = JobStore::of(place.store)->address();
   const auto text = address + '\0' + place.prefixes + '\0' + std::to_string(group->key());
   const auto id = host::hashBytes(text.data(), text.size());
   auto& groups = listed();
   if (severalHosts) {
     try {
       part->hosts_ = groups.hosts.of(place.store, [&] {
-        return std::make_shared<status::Hosts>(
-            address, [shared = place.store] { return std::make_unique<StoreBoard>(shared); });
+        return std::make_shared<status::Hosts>(address, [board = StoreBoard(place.store)] {
+          return std::make_unique<StoreBoard>(board);
+        });
       });
     } catch (const std::exception& error) {
       printLine(

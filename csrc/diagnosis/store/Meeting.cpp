@@ -10,36 +10,25 @@ namespace torchcomms_pg {
 
 namespace {
 
-constexpr std::chrono::milliseconds kStoreAnswers{2000};
 constexpr char kComes = '+';
 constexpr char kLeaves = '-';
 
 }  // namespace
 
 Meeting::Meeting(MeetingPlace place, int64_t rank)
-    : place_(std::move(place)), rank_(rank), server_(StoreServer::at(place_.host, place_.port)) {}
+    : place_(std::move(place)), rank_(rank), store_(JobStore::at(place_.host, place_.port)) {}
 
 uint64_t Meeting::id() const {
   const auto text = address() + '\0' + place_.key;
   return host::hashBytes(text.data(), text.size());
 }
 
-c10d::Store& Meeting::store() {
-  server_->check();
-  if (!store_) {
-    c10d::TCPStoreOptions options;
-    options.port = place_.port;
-    options.waitWorkers = false;
-    options.timeout = kStoreAnswers;
-    store_ = c10::make_intrusive<c10d::TCPStore>(place_.host, options);
-  }
-  return *store_;
-}
-
 // A line of the list is "+RANK" or "-RANK"; a rank's latest line counts.
 void Meeting::append(char what) {
   const auto line = what + std::to_string(rank_) + "\n";
-  store().append(place_.key, std::vector<uint8_t>(line.begin(), line.end()));
+  store_->call([&](auto& store) {
+    store.append(place_.key, std::vector<uint8_t>(line.begin(), line.end()));
+  });
 }
 
 void Meeting::come() {
@@ -56,7 +45,6 @@ void Meeting::leave(bool joined) {
   if (std::exchange(listed_, false) && !joined) {
     append(kLeaves);
   }
-  store_.reset();
 }
 
 std::set<int64_t> Meeting::ranks() {
@@ -65,7 +53,7 @@ std::set<int64_t> Meeting::ranks() {
   if (!listed_) {
     return come;
   }
-  const auto bytes = store().get(place_.key);
+  const auto bytes = store_->call([&](auto& store) { return store.get(place_.key); });
   const std::string text(bytes.begin(), bytes.end());
   for (size_t begin = 0; begin < text.size();) {
     const auto end = std::min(text.find('\n', begin), text.size());

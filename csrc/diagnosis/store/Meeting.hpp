@@ -2,15 +2,13 @@
 // ask.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
-
 #include <cstdint>
 #include <memory>
 #include <set>
 #include <string>
 
 #include "base/Mutex.hpp"
-#include "diagnosis/store/StoreServer.hpp"
+#include "diagnosis/store/JobStore.hpp"
 
 namespace torchcomms_pg {
 
@@ -36,20 +34,17 @@ class Meeting {
   // Returns the ranks on the list. Some of them may have died since.
   std::set<int64_t> ranks();
 
-  std::string address() const { return server_->address(); }
+  std::string address() const { return store_->address(); }
   // Returns the number under which the processes that meet find each other in the status.
   uint64_t id() const;
 
  private:
-  c10d::Store& store() REQUIRES(mutex_);
   void append(char what) REQUIRES(mutex_);
 
   const MeetingPlace place_;
   const int64_t rank_;
-  const std::shared_ptr<StoreServer> server_;
+  const std::shared_ptr<JobStore> store_;
   Mutex mutex_;
-  // A connection of this object's own.
-  c10::intrusive_ptr<c10d::TCPStore> store_ GUARDED_BY(mutex_);
   bool listed_ GUARDED_BY(mutex_) = false;
   bool left_ GUARDED_BY(mutex_) = false;
 };

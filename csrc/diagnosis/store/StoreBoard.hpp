@@ -6,60 +6,54 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/StoreValue.hpp"
-#include "diagnosis/hang/HangDiagnosis.hpp"
-#include "diagnosis/store/StoreServer.hpp"
+#include "diagnosis/hang/SharedBoard.hpp"
+#include "diagnosis/store/JobStore.hpp"
+#include "diagnosis/store/StorePlace.hpp"
 
 namespace torchcomms_pg {
 
-// Keys and values of diagnoses, of lateness, or of the status for other hosts. Not thread-safe.
+// The keys below the prefixes of a group's store, over the process's one connection. Thread-safe.
 class StoreBoard final : public SharedBoard {
  public:
-  explicit StoreBoard(c10::intrusive_ptr<c10d::Store> store) : shared_(std::move(store)) {}
+  explicit StoreBoard(const c10::intrusive_ptr<c10d::Store>& store)
+      : StoreBoard(StorePlace(store)) {}
 
   void set(const std::string& key, const std::string& value) override {
-    store().set(key, std::vector<uint8_t>(value.begin(), value.end()));
+    store_->call([&](auto& store) {
+      store.set(prefixes_ + key, std::vector<uint8_t>(value.begin(), value.end()));
+    });
   }
 
-  std::optional<std::string> get(const std::string& key) override { return valueOf(store(), key); }
+  std::optional<std::string> get(const std::string& key) override {
+    return store_->call([&](auto& store) { return valueOf(store, prefixes_ + key); });
+  }
 
   bool claim(const std::string& key, const std::string& value) override {
-    return claimIn(store(), key, value) == value;
+    return claimed(key, value) == value;
   }
 
   // Does the same, and returns the value that the key then has.
   std::string claimed(const std::string& key, const std::string& value) {
-    return claimIn(store(), key, value);
+    return store_->call([&](auto& store) { return claimIn(store, prefixes_ + key, value); });
   }
 
-  int64_t add(const std::string& key, int64_t value) override { return store().add(key, value); }
+  int64_t add(const std::string& key, int64_t value) override {
+    return store_->call([&](auto& store) { return store.add(prefixes_ + key, value); });
+  }
 
-  void erase(const std::string& key) { store().deleteKey(key); }
+  void erase(const std::string& key) {
+    store_->call([&](auto& store) { store.deleteKey(prefixes_ + key); });
+  }
 
  private:
-  // Returns a separate connection, since another thread may block in the shared one. Opens the
-  // connection at the first use, since most groups never need it. Raises c10::DistStoreError if the
-  // store's server has ended.
-  c10d::Store& store() {
-    if (!own_) {
-      server_ = StoreServer::of(shared_);
-    }
-    if (server_) {
-      server_->check();
-    }
-    if (!own_) {
-      own_ = shared_->clone();
-      shared_.reset();
-    }
-    return *own_;
-  }
+  explicit StoreBoard(const StorePlace& place)
+      : store_(JobStore::of(place.store)), prefixes_(place.prefixes) {}
 
-  c10::intrusive_ptr<c10d::Store> shared_;
-  c10::intrusive_ptr<c10d::Store> own_;
-  std::shared_ptr<StoreServer> server_;  // null if the store has no server
+  const std::shared_ptr<JobStore> store_;
+  const std::string prefixes_;
 };
 
 }  // namespace torchcomms_pg

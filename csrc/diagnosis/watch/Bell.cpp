@@ -94,14 +94,15 @@ std::shared_ptr<Bell> Bell::of(const c10::intrusive_ptr<c10d::Store>& store) {
 }
 
 Bell::Bell(c10::intrusive_ptr<c10d::Store> store) : state_(std::make_shared<State>()) {
-  startDetached("tcpg_bell", "the watch over groups", [state = state_, store]() mutable {
-    try {
-      StoreBoard board(std::move(store));  // opens a separate connection
-      state->run(board);
-    } catch (const std::exception&) {
-      // The store ended with the process that serves it. Diagnoses that need the store report this.
-    }
-  });
+  startDetached(
+      "tcpg_bell", "the watch over groups", [state = state_, board = StoreBoard(store)]() mutable {
+        try {
+          state->run(board);
+        } catch (const std::exception&) {
+          // The store ended with the process that serves it. Diagnoses that need the store report
+          // this.
+        }
+      });
 }
 
 Bell::~Bell() {

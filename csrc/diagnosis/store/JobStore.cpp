@@ -1,0 +1,177 @@
+#include "diagnosis/store/JobStore.hpp"
+
+#include <c10/util/Exception.h>
+#include <netdb.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "base/FileDescriptor.hpp"
+#include "base/PerProcess.hpp"
+#include "host/Process.hpp"
+
+namespace torchcomms_pg {
+
+namespace {
+
+// Limits of the time to connect: to the server, and of TCPStore, which then asks it.
+constexpr int kConnectingMs = 2000;
+constexpr std::chrono::milliseconds kStoreGreets{2000};
+
+// A store in memory has no address that distinguishes it, but a place in memory.
+using Name = std::pair<std::string, const c10d::Store*>;
+
+struct JobStores {
+  Mutex mutex;
+  std::map<Name, std::weak_ptr<JobStore>> all GUARDED_BY(mutex);
+};
+
+struct FreeAddresses {
+  void operator()(addrinfo* first) const { freeaddrinfo(first); }
+};
+
+// Returns a connection, or one that is not open and the error's number.
+std::pair<FileDescriptor, int> connectTo(const addrinfo& address) {
+  FileDescriptor made(
+      ::socket(
+          address.ai_family, address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC,
+          address.ai_protocol));
+  if (!made) {
+    return {FileDescriptor(), errno};
+  }
+  if (::connect(made.get(), address.ai_addr, address.ai_addrlen) == 0) {
+    return {std::move(made), 0};
+  }
+  if (errno != EINPROGRESS) {
+    return {FileDescriptor(), errno};
+  }
+  pollfd ready{made.get(), POLLOUT, 0};
+  int polled = 0;
+  do {
+    polled = ::poll(&ready, 1, kConnectingMs);
+  } while (polled < 0 && errno == EINTR);
+  int error = ETIMEDOUT;
+  socklen_t length = sizeof error;
+  if (polled > 0) {
+    ::getsockopt(made.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+  }
+  if (error != 0) {
+    return {FileDescriptor(), error};
+  }
+  return {std::move(made), 0};
+}
+
+// Raises c10::DistStoreError unless a process listens at the address. TCPStore would print several
+// lines if none does.
+void findServer(const std::string& host, uint16_t port) {
+  addrinfo wanted{};
+  wanted.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  std::string why;
+  if (const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &wanted, &found);
+      error != 0) {
+    why = ::gai_strerror(error);
+  }
+  const std::unique_ptr<addrinfo, FreeAddresses> addresses(found);
+  for (const auto* each = found; each != nullptr; each = each->ai_next) {
+    const auto [made, error] = connectTo(*each);
+    if (made) {
+      return;
+    }
+    why = std::strerror(error);
+  }
+  C10_THROW_ERROR(
+      DistStoreError,
+      "no process serves the store at " + host + ":" + std::to_string(port) + " (" + why + ")");
+}
+
+// Returns the descriptor of the store's connection, or -1. Only the text that describes a TCPStore
+// has it. Without it TCPStore prints a trace when the server has ended.
+int descriptorOf(const c10d::TCPStore& store) {
+  const auto text = store.repr();
+  const auto place = text.find("fd=");
+  int number = -1;
+  return place != std::string::npos && std::sscanf(text.c_str() + place, "fd=%d", &number) == 1
+             ? number
+             : -1;
+}
+
+std::shared_ptr<JobStore> known(const Name& name, auto make) {
+  static PerProcess<JobStores> ofProcess;
+  auto& stores = ofProcess.get();
+  LockGuard lock(stores.mutex);
+  std::erase_if(stores.all, [](const auto& each) {
+    const auto store = each.second.lock();
+    return !store || store->hasEnded();
+  });
+  auto& slot = stores.all[name];
+  auto found = slot.lock();
+  if (!found) {
+    found = make();
+    slot = found;
+  }
+  return found;
+}
+
+}  // namespace
+
+std::shared_ptr<JobStore> JobStore::of(const c10::intrusive_ptr<c10d::Store>& store) {
+  if (const auto* const tcp = dynamic_cast<const c10d::TCPStore*>(store.get())) {
+    return at(tcp->getHost(), tcp->getPort());
+  }
+  if (const auto* const file = dynamic_cast<c10d::FileStore*>(store.get())) {
+    return known({file->getPath(), nullptr}, [&] {
+      return std::make_shared<JobStore>(file->getPath(), store);
+    });
+  }
+  // The ranks of such a store, for example a HashStore, are threads of this process.
+  return known({"", store.get()}, [&] {
+    return std::make_shared<JobStore>(
+        "memory of process " + std::to_string(host::processId()), store);
+  });
+}
+
+std::shared_ptr<JobStore> JobStore::at(const std::string& host, uint16_t port) {
+  auto made = std::make_shared<JobStore>(host, port);
+  return known({made->address(), nullptr}, [&] { return made; });
+}
+
+// Returns whether the server has closed the connection. No server of a store sends anything
+// unasked.
+bool JobStore::hasEnded() const {
+  const int descriptor = descriptor_;
+  char byte = 0;
+  if (descriptor < 0) {
+    return false;
+  }
+  const auto got = ::recv(descriptor, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  return got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
+}
+
+c10d::Store& JobStore::connected() {
+  TORCH_CHECK_WITH(
+      DistStoreError, !hasEnded(), "no process serves the store at ", address_, " any more");
+  if (!connection_ && shared_) {
+    connection_ = shared_->clone();
+  } else if (!connection_) {
+    findServer(host_, port_);
+    c10d::TCPStoreOptions options;
+    options.port = port_;
+    options.waitWorkers = false;
+    options.timeout = kStoreGreets;
+    const auto made = c10::make_intrusive<c10d::TCPStore>(host_, options);
+    connection_ = made;
+    descriptor_ = descriptorOf(*made);
+  }
+  return *connection_;
+}
+
+}  // namespace torchcomms_pg
