@@ -549,6 +549,35 @@ TEST(ofTheRanksThatHearEachOtherOneLooksForNewsAndRings) {
   }
 }
 
+TEST(aRoundWaitsLongerForAnswersIfRingsMayBeLater) {
+  const auto took = [](milliseconds slack) {
+    DiagnosisProtocol::Options options;
+    options.number = "0";
+    options.ranks = {0, 1};
+    options.describeSilent = [](int) { return Silent{"did not answer"}; };
+    options.slack = [slack] { return slack; };
+    DiagnosisProtocol protocol(
+        std::make_unique<MemoryBoard>(std::make_shared<Memory>()), std::move(options));
+    const Clock::time_point begun(std::chrono::hours(1));
+    for (auto now = begun;; now += milliseconds(20)) {
+      DiagnosisProtocol::Wanted wanted;
+      wanted.request.emplace();
+      wanted.request->wait = waitIn("all_reduce #1", 1, {0, 1});
+      if (protocol.wantsStatus()) {
+        wanted.status.emplace();
+        issue(wanted.status->answer, 1);
+      }
+      if (protocol.step(std::move(wanted), now).ended) {
+        return now - begun;
+      }
+    }
+  };
+  CHECK(took(milliseconds(0)) >= milliseconds(2500) && took(milliseconds(0)) < milliseconds(3000));
+  CHECK_EQUAL(
+      (took(milliseconds(1500)) - took(milliseconds(0))).count(),
+      Clock::duration(milliseconds(1500)).count());
+}
+
 TEST(aLeaderThatVanishesIsReplaced) {
   Group group(2);
   group.memory->values["0/leader"] = "1";  // and nothing more of it

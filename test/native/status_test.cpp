@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -24,10 +25,12 @@
 
 #include "Check.hpp"
 #include "Jobs.hpp"
+#include "diagnosis/lateness/Lateness.hpp"
 #include "diagnosis/status/Gateway.hpp"
 #include "diagnosis/status/Hosts.hpp"
 #include "diagnosis/status/JobReport.hpp"
 #include "diagnosis/status/LocalProcesses.hpp"
+#include "diagnosis/status/News.hpp"
 #include "diagnosis/status/StatusServer.hpp"
 
 using namespace torchcomms_pg;
@@ -57,7 +60,7 @@ pid_t serve(const std::string& folder, int rank) {
            description.setLines = [](ProcessStatus&, const std::vector<std::string>&) {};
            return description;
          },
-         [](const OfJob&) { return std::string("{}"); }});
+         [](const OfJob&) { return std::string("{}"); }, [](uint64_t) {}});
     CHECK(server != nullptr);
     server->add({kId, rank});
     CHECK(write(ready[1], "r", 1) == 1);
@@ -262,53 +265,72 @@ TEST(aFolderOfAnyDepthIsGoodForASocket) {
 
 namespace {
 
-// A store in memory for several hosts.
-struct Memory {
-  std::mutex mutex;
-  std::map<std::string, std::string> values;
-};
+// A store in memory for several hosts, which counts its requests. Thread-safe.
 class MemoryBoard : public SharedBoard {
  public:
-  explicit MemoryBoard(Memory& memory) : memory_(memory) {}
   void set(const std::string& key, const std::string& value) override {
-    const std::lock_guard lock(memory_.mutex);
-    memory_.values[key] = value;
+    const auto with = this->with();
+    values_[key] = value;
   }
   std::optional<std::string> get(const std::string& key) override {
-    const std::lock_guard lock(memory_.mutex);
-    const auto found = memory_.values.find(key);
-    return found == memory_.values.end() ? std::nullopt : std::optional(found->second);
+    const auto with = this->with();
+    const auto found = values_.find(key);
+    return found == values_.end() ? std::nullopt : std::optional(found->second);
   }
   bool claim(const std::string& key, const std::string& value) override {
-    const std::lock_guard lock(memory_.mutex);
-    return memory_.values.emplace(key, value).second;
+    const auto with = this->with();
+    return values_.emplace(key, value).second;
   }
   int64_t add(const std::string& key, int64_t value) override {
-    const std::lock_guard lock(memory_.mutex);
-    auto& text = memory_.values[key];
+    const auto with = this->with();
+    auto& text = values_[key];
     const auto sum = (text.empty() ? 0 : std::stoll(text)) + value;
     text = std::to_string(sum);
     return sum;
   }
+  int64_t requests() const { return requests_; }
 
  private:
-  Memory& memory_;
+  std::unique_lock<std::mutex> with() {
+    ++requests_;
+    return std::unique_lock(mutex_);
+  }
+
+  std::atomic<int64_t> requests_{0};
+  std::mutex mutex_;
+  std::map<std::string, std::string> values_;
 };
+
+std::shared_ptr<HangDiagnosis> diagnosisOn(int rank) {
+  HangDiagnosis::Options options;
+  options.rank = rank;
+  options.ranks = {0, 1};
+  return HangDiagnosis::openWithoutThread(std::make_unique<MemoryBoard>(), std::move(options));
+}
+
+// Returns whether the diagnosis learns of a ring within 20 s.
+bool hears(const HangDiagnosis& diagnosis) {
+  for (int i = 0; i < 4000; ++i) {
+    if (diagnosis.due(HangDiagnosis::Clock::now())) {
+      return true;
+    }
+    usleep(5000);
+  }
+  return false;
+}
 
 }  // namespace
 
 TEST(hostsThatHaveEndedHoldUpOnlyTheFirstQuestions) {
   const auto folder = makeFolder();
   StatusServer::setFolder(folder);
-  static Memory memory;  // the threads of Hosts may outlive the test
   constexpr int kEnded = 20;
-  MemoryBoard board(memory);
+  const auto board = std::make_shared<MemoryBoard>();
   for (int host = 1; host <= kEnded; ++host) {
-    board.add("torchcomms_pg/status/hosts", 1);
-    board.set(
-        "torchcomms_pg/status/host/" + std::to_string(host), "container" + std::to_string(host));
+    NewsCount::add(*board, NewsCount::kLooker);
+    board->set(keyOfHost(host), "container" + std::to_string(host));
   }
-  Hosts hosts("store", [] { return std::make_unique<MemoryBoard>(memory); });
+  Hosts hosts("store", board);
   const auto ask = [&] {
     const auto begun = std::chrono::steady_clock::now();
     const auto until = begun + std::chrono::seconds(20);
@@ -318,21 +340,94 @@ TEST(hostsThatHaveEndedHoldUpOnlyTheFirstQuestions) {
     return std::make_pair(std::chrono::steady_clock::now() - begun, told.unreached.front().why);
   };
   // The store has had three questions that none of these hosts has answered.
-  board.add("torchcomms_pg/status/asked", 3);
+  NewsCount::add(*board, 3 * NewsCount::kQuestion);
   const auto [took, why] = ask();
   CHECK(took < std::chrono::seconds(10));
   CHECK(why.find("has not answered in time, nor the questions before") == 0);
   // A host that answers again is waited for, and told.
-  const auto number = std::stoll(*board.get("torchcomms_pg/status/asked")) + 1;
-  board.set(
-      "torchcomms_pg/status/answer/container1",
-      std::to_string(number) + " " + encode(HostStatus()));
+  const auto number = NewsCount::add(*board, 0).questions + 1;
+  board->set(keyOfAnswer("container1"), std::to_string(number) + " " + encode(HostStatus()));
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   hosts.ask(until);
   const auto told = hosts.take(until, [](const HostStatus&) { return false; });
   CHECK_EQUAL(told.hosts.size(), size_t{1});
   CHECK_EQUAL(told.unreached.size(), size_t{kEnded - 1});
   std::filesystem::remove_all(folder);
+}
+
+TEST(aRingReachesTheDiagnosesOfItsGroupOnAllHostsAndNoOther) {
+  StatusServer::setFolder("");  // each News is a host of its own
+  const auto store = std::make_shared<MemoryBoard>();
+  News here("store", store);
+  News there("store", store);
+  const auto own = diagnosisOn(0);
+  const auto other = diagnosisOn(1);
+  const auto another = diagnosisOn(1);
+  here.listen(1, own);
+  there.listen(1, other);
+  there.listen(2, another);
+  // A ring from before a process's first look is none of its groups'.
+  for (int i = 0; i < 4000 && NewsCount::add(*store, 0).lookers < 2; ++i) {
+    usleep(5000);
+  }
+  here.ring(1);
+  CHECK(hears(*own));
+  CHECK(hears(*other));
+  CHECK(!another->due(HangDiagnosis::Clock::now()));
+  there.ring(2);
+  CHECK(hears(*another));
+}
+
+TEST(aRingWhoseRankDiedBeforeItWroteTheGroupHoldsUpNoLaterRing) {
+  StatusServer::setFolder("");
+  const auto store = std::make_shared<MemoryBoard>();
+  News news("store", store);
+  const auto diagnosis = diagnosisOn(0);
+  news.listen(1, diagnosis);
+  for (int i = 0; i < 4000 && NewsCount::add(*store, 0).lookers < 1; ++i) {
+    usleep(5000);
+  }
+  NewsCount::add(*store, NewsCount::kRing);
+  news.ring(1);
+  CHECK(hears(*diagnosis));
+}
+
+TEST(aStoreGetsAtMost500RequestsASecondOf4096RanksOn512HostsWhileNothingIsWrong) {
+  constexpr int kHosts = 512;
+  constexpr int kRanks = 4096;
+  const auto aSecond = [](double requests, milliseconds interval) {
+    return 1000 * requests / static_cast<double>(interval.count());
+  };
+  const auto looks = aSecond(kHosts, NewsCount{.lookers = kHosts}.interval());
+  for (const int groups : {1, 4, 50}) {
+    const auto publications = 2.0 * kRanks * groups;  // each is written once, and read once
+    CHECK(looks + aSecond(publications, publicationInterval(kRanks, groups)) <= 500);
+  }
+  // Up to 64 hosts and 64 ranks wait no longer than one.
+  CHECK(NewsCount{.lookers = 64}.interval() == NewsCount{.lookers = 1}.interval());
+  CHECK(publicationInterval(64, 2) == publicationInterval(2, 1));
+}
+
+TEST(aStoreGetsNoMoreRequestsOf512HostsThanOf64) {
+  StatusServer::setFolder("");
+  const auto store = std::make_shared<MemoryBoard>();
+  std::vector<std::unique_ptr<News>> hosts;
+  for (int host = 0; host < 512; ++host) {
+    hosts.push_back(std::make_unique<News>("store", store));
+  }
+  for (int i = 0; i < 4000 && NewsCount::add(*store, 0).lookers < 512; ++i) {
+    usleep(5000);
+  }
+  sleep(2);  // the longest interval, after which each knows how many they are
+  const auto begun = std::chrono::steady_clock::now();
+  const auto before = store->requests();
+  sleep(4);
+  const auto took = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun);
+  const auto requests = static_cast<double>(store->requests() - before);
+  // Two intervals may begin within the time, and one of them just before its end.
+  CHECK(requests <= 512 * (1 + took.count() / 2));
+  CHECK(requests > 0);
+  CHECK(hosts.front()->slack() == milliseconds(1000));
 }
 
 #ifndef EMULATED  // QEMU refuses a clone that shares memory and is neither a thread nor a fork

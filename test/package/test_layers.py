@@ -36,12 +36,12 @@ DIAGNOSIS = {
     "diagnosis/lateness": "base",
     "diagnosis/hang": "base diagnosis/rank monitor",
     "diagnosis/status": "base diagnosis/hang diagnosis/lateness diagnosis/rank host monitor",
-    "diagnosis/store": "base comm diagnosis/hang host monitor operation",
+    "diagnosis/store": "base comm diagnosis/hang diagnosis/status host monitor operation",
     "diagnosis/dumps": "base monitor recorder",
     "diagnosis/group": "base comm device diagnosis/dumps diagnosis/hang diagnosis/lateness "
     "diagnosis/rank diagnosis/status diagnosis/store handle host monitor operation recorder",
     "diagnosis/watch": "base comm device diagnosis/group diagnosis/hang diagnosis/lateness "
-    "diagnosis/store handle host monitor operation recorder",
+    "diagnosis/status diagnosis/store handle host monitor operation recorder",
 }
 ROOMS = (
     LIBRARY

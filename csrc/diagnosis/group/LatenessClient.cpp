@@ -23,11 +23,6 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Interval of publications in groups of up to kUsualSize ranks. It grows with larger groups, so
-// that the load of the store does not.
-constexpr Milliseconds kInterval{2000};
-constexpr int kUsualSize = 64;
-
 // Shortest period on which a warning is based: chance may load one core for a few seconds.
 constexpr double kWarnedSeconds = 10;
 
@@ -39,6 +34,16 @@ struct Warned {
   Mutex mutex;
   std::optional<Clock::time_point> at GUARDED_BY(mutex);
 };
+
+// This process's groups that publish.
+struct Publishing {
+  std::atomic<int> groups{0};
+  std::atomic<int> ranks{0};  // of the largest
+};
+Publishing& publishing() {
+  static PerProcess<Publishing> ofProcess;
+  return ofProcess.get();
+}
 
 // Returns whether this process may warn now, and records that it does.
 bool takesWarning(Clock::time_point now) {
@@ -55,7 +60,18 @@ bool takesWarning(Clock::time_point now) {
 }  // namespace
 
 struct LatenessClient::State {
-  explicit State(const c10::intrusive_ptr<c10d::Store>& store) : board(store) {}
+  State(const c10::intrusive_ptr<c10d::Store>& store, int ranks) : board(store), size(ranks) {
+    auto& known = publishing();
+    ++known.groups;
+    known.ranks = std::max<int>(known.ranks, size);
+  }
+  ~State() {
+    if (process.isThis()) {
+      --publishing().groups;
+    }
+  }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
 
   StoreBoard board;  // the group's part of the job's store
   std::shared_ptr<const ArrivalLog> log;
@@ -63,7 +79,7 @@ struct LatenessClient::State {
   const OwnProcess process;
   Group group;
   int rank = 0;
-  int size = 0;
+  const int size;
   std::atomic<bool> busy{false};    // a thread is publishing
   std::atomic<bool> gone{false};    // the store is gone
   std::atomic<bool> closed{false};  // the group has ended
@@ -139,12 +155,11 @@ void LatenessClient::open(
     return;
   }
   const auto log = std::make_shared<ArrivalLog>();
-  auto state = std::make_shared<State>(store);
+  auto state = std::make_shared<State>(store, size);
   state->log = log;
   state->place = "torchcomms_pg/late/" + place + "/";
   state->group = std::move(group);
   state->rank = rank;
-  state->size = size;
   log_ = log;
   state_.store(std::move(state));
   noting_.store(true, std::memory_order_release);
@@ -189,7 +204,7 @@ void LatenessClient::check(Clock::time_point now) noexcept {
   if (!unfinished) {
     return;
   }
-  state->due = now + kInterval * std::max(state->size, kUsualSize) / kUsualSize;
+  state->due = now + publicationInterval(publishing().ranks, publishing().groups);
   state->told = latest;
   state->busy = true;
   try {

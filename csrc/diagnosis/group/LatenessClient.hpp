@@ -20,8 +20,8 @@
 namespace torchcomms_pg {
 
 // Records this rank's arrivals at a group's collectives. While arrivals occur, publishes them in
-// the job's store every two seconds, less often in groups of more than 64 ranks. If the warning is
-// on, rank 0 reads all ranks' arrivals, judges, and warns. Without a store, or after its loss,
+// the job's store every two seconds, less often in large jobs (publicationInterval). If the warning
+// is on, rank 0 reads all ranks' arrivals, judges, and warns. Without a store, or after its loss,
 // publishes and judges nothing. Calls of the store run in separate threads, since they may block.
 // Thread-safe.
 class LatenessClient {

@@ -16,7 +16,7 @@
 #include "diagnosis/rank/PythonStackDump.hpp"
 #include "diagnosis/status/JobReport.hpp"
 #include "diagnosis/status/LocalProcesses.hpp"
-#include "diagnosis/store/StoreBoard.hpp"
+#include "diagnosis/store/JobStore.hpp"
 #include "diagnosis/store/StorePlace.hpp"
 #include "host/Process.hpp"
 #include "monitor/Compiling.hpp"
@@ -41,7 +41,6 @@ struct Listed {
 struct ListedGroups {
   Mutex mutex;
   std::vector<Listed> all GUARDED_BY(mutex);
-  PerStore<status::Hosts> hosts;
 };
 ListedGroups& listed() {
   static PerProcess<ListedGroups> ofProcess;
@@ -268,7 +267,7 @@ struct Told {
 Told askJob(const status::OfJob& question) {
   const auto begun = Clock::now();
   const auto until = begun + Milliseconds(question.waitMs);
-  const auto stores = listed().hosts.all();
+  const auto stores = JobStore::allHosts();
   for (const auto& store : stores) {
     store->ask(until);
   }
@@ -294,6 +293,12 @@ Told askJob(const status::OfJob& question) {
   return all;
 }
 
+void lookForNews(uint64_t store) {
+  for (const auto& hosts : JobStore::allHosts()) {
+    hosts->news().look(store);
+  }
+}
+
 std::string describeJob(const status::OfJob& question) {
   const auto told = askJob(question);
   return status::report(told.hosts, told.unreached, told.question);
@@ -305,7 +310,7 @@ std::unique_ptr<StatusPart> StatusPart::begin(
     const std::shared_ptr<GroupActivity>& group, const c10::intrusive_ptr<c10d::Store>& store,
     bool severalHosts) {
   auto part = std::make_unique<StatusPart>();
-  part->server_ = status::StatusServer::of({describeProcess, describeJob});
+  part->server_ = status::StatusServer::of({describeProcess, describeJob, lookForNews});
   if (!part->server_) {
     return nullptr;
   }
@@ -316,11 +321,7 @@ std::unique_ptr<StatusPart> StatusPart::begin(
   auto& groups = listed();
   if (severalHosts) {
     try {
-      part->hosts_ = groups.hosts.of(place.store, [&] {
-        return std::make_shared<status::Hosts>(address, [board = StoreBoard(place.store)] {
-          return std::make_unique<StoreBoard>(board);
-        });
-      });
+      part->hosts_ = JobStore::of(store)->hosts();
     } catch (const std::exception& error) {
       printLine(
           std::string("torchcomms_pg: other hosts get no status of this one: ") + error.what());
@@ -367,7 +368,7 @@ HeldUp heldUpBy(const GroupActivity& group, const Operation& op, Milliseconds pa
 }
 
 std::shared_ptr<status::StatusServer> serveStatus(const status::Membership& membership) {
-  auto server = status::StatusServer::of({describeProcess, describeJob});
+  auto server = status::StatusServer::of({describeProcess, describeJob, lookForNews});
   if (server) {
     server->add(membership);
   }

@@ -19,9 +19,9 @@ constexpr milliseconds kTick{20};
 constexpr std::chrono::microseconds kTickOfRank{100};
 constexpr milliseconds kTurn{1000};
 
-// Limits from the start of a round. kGather: for the answers. A rank needs up to a second to
-// answer, and another second to notice the diagnosis if the library cannot ring all ranks. kFollow:
-// for another rank's verdict, if this rank has asked, too.
+// Limits from the start of a round, which all grow by Options::slack. kGather: for the answers. A
+// rank needs up to a second to answer, and another second to notice the diagnosis if the library
+// cannot ring all ranks. kFollow: for another rank's verdict, if this rank has asked, too.
 constexpr milliseconds kGather{2500};
 constexpr milliseconds kFollow{3200};
 
@@ -193,13 +193,13 @@ void DiagnosisProtocol::write() {
 }
 
 void DiagnosisProtocol::lead() {
-  if (now_ - round_.begun >= kGiveUp) {
+  if (now_ - round_.begun >= kGiveUp + slack()) {
     races::mark(races::Race::leaderWasStopped);
     declareVoid();
     read();
     return;
   }
-  const bool late = round_.ran.ran() >= kGather;
+  const bool late = round_.ran.ran() >= kGather + slack();
   auto& request = *round_.request;
   if (wanted_.request && isSameOperation(wanted_.request->wait, request.wait)) {
     request.ended = wanted_.request->ended;
@@ -242,7 +242,7 @@ void DiagnosisProtocol::lead() {
     round_.parting.emplace(request, round_.answers, *round_.verdict, key(""));
   }
   if (round_.parting && round_.verdict->extensionMs == 0) {
-    if (!round_.parting->step(*board_) && round_.ran.ran() < kPart) {
+    if (!round_.parting->step(*board_) && round_.ran.ran() < kPart + slack()) {
       return;
     }
     round_.parting->tell(*round_.verdict);
@@ -260,7 +260,7 @@ void DiagnosisProtocol::lead() {
 }
 
 void DiagnosisProtocol::follow() {
-  const auto waited = now_ - round_.begun;
+  const auto waited = now_ - round_.begun - slack();
   // Alternates, since all ranks use one store.
   if (std::exchange(round_.listens, !round_.listens && PartingQuestion::known())) {
     round_.partingAnswers.step(*board_, key(""), options_.rank);

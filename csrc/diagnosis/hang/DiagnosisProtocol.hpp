@@ -54,6 +54,9 @@ class DiagnosisProtocol {
     int turns = 1;
     std::function<void(const std::string& text)> print;  // prints a verdict, or its end
     std::function<void()> dump;  // called when another rank asks; must not block or throw
+    // Returns by how much more than a second a ring may be late; may be empty, for never. A round
+    // has that much more time for its answers and its verdict. Must not block.
+    std::function<std::chrono::milliseconds()> slack;
     // True if the group goes on after a verdict. The verdict stands until its operation ends, and
     // others may follow.
     bool goesOn = false;
@@ -105,6 +108,10 @@ class DiagnosisProtocol {
   // Returns the start of this rank's next turn to look, after `now`. The processes of a host share
   // the clock, and so take turns.
   Clock::time_point nextTurn(Clock::time_point now) const;
+  // Returns the time that rounds have for late rings.
+  std::chrono::milliseconds slack() const {
+    return options_.slack ? options_.slack() : std::chrono::milliseconds(0);
+  }
   // Returns the time until the next step of a round.
   std::chrono::microseconds tick() const;
 

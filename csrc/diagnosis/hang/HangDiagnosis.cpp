@@ -88,8 +88,8 @@ std::string HangDiagnosis::tooLong(Clock::duration since, Clock::time_point now)
   const auto ran = clock_.at(now);
   return stepping_ && ran - std::max(*stepping_, since) >= kPatience
              ? "the store has not answered for " + inSeconds(kPatience)
-         : ran - std::max(foundAt_, since) >= kLimit
-             ? "the ranks have not found a verdict within " + inSeconds(kLimit)
+         : ran - std::max(foundAt_, since) >= kLimit + protocol_.slack()
+             ? "the ranks have not found a verdict within " + inSeconds(kLimit + protocol_.slack())
              : "";
 }
 

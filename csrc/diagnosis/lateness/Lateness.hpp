@@ -14,6 +14,8 @@
 // Curve and Its Role in Robust Estimation", 1974).
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -51,6 +53,16 @@ inline constexpr double kLateShare = 0.1;
 inline constexpr size_t kFewestBlocks = 16;
 inline constexpr double kSteadyPart = 0.875;
 inline constexpr double kDeviations = 3;
+
+// Returns the interval at which a rank publishes its arrivals in each of its `groups` groups, if
+// its largest one has `ranks` ranks. One process serves the store for all of them. In one interval
+// each rank writes once for each of its groups, and each group's rank 0 reads that once: so the
+// store gets at most 160 requests a second of a job whose ranks have equally many groups.
+inline std::chrono::milliseconds publicationInterval(int64_t ranks, int64_t groups) {
+  constexpr std::chrono::milliseconds kUsualInterval{2000};
+  constexpr int64_t kUsualPublications = 160;
+  return kUsualInterval * std::max(ranks * groups, kUsualPublications) / kUsualPublications;
+}
 
 // Judges the ranks' reports, which are in the order of ranks, by the rule above.
 Lateness judgeLateness(const std::vector<Arrivals>& ranks);

@@ -1,8 +1,5 @@
 #include "diagnosis/status/Hosts.hpp"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <condition_variable>
 #include <cstdlib>
@@ -12,12 +9,8 @@
 #include <utility>
 
 #include "base/Mutex.hpp"
-#include "base/PerProcess.hpp"
 #include "base/Thread.hpp"
-#include "diagnosis/status/Folder.hpp"
 #include "diagnosis/status/LocalProcesses.hpp"
-#include "diagnosis/status/StatusServer.hpp"
-#include "host/Process.hpp"
 
 namespace torchcomms_pg::status {
 
@@ -25,15 +18,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
-
-// kStoreLook: interval at which the answering process of a host looks into the store. kTurn:
-// interval at which each process checks whether it is the answering one.
-constexpr milliseconds kStoreLook{250};
-constexpr milliseconds kTurn{1000};
-
-// Limit of the wait for this host's processes. They wait for Python for a shorter time
-// (StatusServer.cpp).
-constexpr milliseconds kGather{500};
 
 // Limit of the wait for the previous question's thread, which ends sooner unless the store hangs.
 constexpr milliseconds kLeaving{100};
@@ -44,71 +28,15 @@ constexpr milliseconds kPoll{10};
 constexpr std::chrono::microseconds kPollOfHost{200};
 
 // A host whose latest answer is to a question more than kMisses ago has probably ended, such as a
-// container of an elastic job. Only kGrace is spent on waiting for such a host.
+// container of an elastic job. Only kGraceLooks intervals of the hosts' looks are spent on waiting
+// for such a host.
 constexpr int64_t kMisses{3};
-constexpr milliseconds kGrace{2 * kStoreLook};
+constexpr int kGraceLooks = 2;
 
-// Keys in the store. A host's answer replaces its previous one, so that the store does not grow.
-constexpr const char* kAsked = "torchcomms_pg/status/asked";
-constexpr const char* kHosts = "torchcomms_pg/status/hosts";
-std::string keyOfHost(int64_t number) {
-  return "torchcomms_pg/status/host/" + std::to_string(number);
-}
-std::string keyOfAnswer(const std::string& place) {
-  return "torchcomms_pg/status/answer/" + place;
-}
-
-// This process's locks on the folder's file of turns, one byte for each store. The locks end with
-// the process, and a forked child has none. One descriptor serves all stores, since closing any
-// descriptor of the file releases all locks.
-class Turns {
- public:
-  // Takes the turn if it is free. Returns whether this process answers for its host: it has the
-  // turn, or the process with the turn is stopped.
-  bool have(const Folder& folder, const std::string& store) {
-    LockGuard lock(mutex_);
-    if (file_ < 0) {
-      file_ =
-          open((folder.path() + "/turns").c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-    }
-    auto wanted = lockOf(store, F_WRLCK);
-    if (file_ < 0 || fcntl(file_, F_SETLK, &wanted) == 0) {
-      return true;  // without a file every process answers
-    }
-    if (fcntl(file_, F_GETLK, &wanted) != 0 || wanted.l_type == F_UNLCK) {
-      return true;
-    }
-    const char state = host::processState(static_cast<uint32_t>(wanted.l_pid));
-    return state == 'T' || state == 't';
-  }
-
-  void leave(const std::string& store) {
-    LockGuard lock(mutex_);
-    const auto wanted = lockOf(store, F_UNLCK);
-    fcntl(file_, F_SETLK, &wanted);
-  }
-
- private:
-  static struct flock lockOf(const std::string& store, short type) {
-    struct flock lock{};
-    lock.l_type = type;
-    lock.l_whence = SEEK_SET;
-    lock.l_start = static_cast<off_t>(host::hashBytes(store.data(), store.size()) >> 2);
-    lock.l_len = 1;
-    return lock;
-  }
-
-  Mutex mutex_;
-  int file_ GUARDED_BY(mutex_) = -1;
-};
-Turns& turns() {
-  static PerProcess<Turns> ofProcess;
-  return ofProcess.get();
-}
-
-std::vector<std::string> registered(SharedBoard& board) {
+// Returns the places of the hosts that look into the store.
+std::vector<std::string> registered(SharedBoard& board, int64_t lookers) {
   std::vector<std::string> places;
-  for (int64_t number = 1, count = board.add(kHosts, 0); number <= count; ++number) {
+  for (int64_t number = 1; number <= lookers; ++number) {
     const auto place = board.get(keyOfHost(number));
     if (place && std::ranges::find(places, *place) == places.end()) {
       places.push_back(*place);
@@ -126,14 +54,11 @@ std::pair<int64_t, std::string> split(const std::string& answer) {
 }  // namespace
 
 struct Hosts::State {
-  State(std::string name, MakeBoard make) : store(std::move(name)), makeBoard(std::move(make)) {}
+  explicit State(std::shared_ptr<SharedBoard> given) : board(std::move(given)) {}
 
-  const std::string store;
-  const MakeBoard makeBoard;
-  const uint32_t pid = host::processId();
+  const std::shared_ptr<SharedBoard> board;
   Mutex mutex;
   std::condition_variable wake;
-  bool stop GUARDED_BY(mutex) = false;
 
   // State of the latest question to the other hosts.
   bool asking GUARDED_BY(mutex) = false;  // a question's thread runs
@@ -142,58 +67,12 @@ struct Hosts::State {
   bool done GUARDED_BY(mutex) = false;  // no more answers will arrive
   Told told GUARDED_BY(mutex);
 
-  // Answers the questions of other hosts until `stop`. Raises the store's errors.
-  void listen() {
-    // Another process of the host answers from the end of this function on, however it ends.
-    struct Leaving {
-      const std::string& store;
-      ~Leaving() { turns().leave(store); }
-    } leaving{store};
-    const Folder folder(StatusServer::folder());
-    std::unique_ptr<SharedBoard> board;  // set since this process first had the turn
-    int64_t heard = 0;
-    Clock::time_point looked{};
-    bool answers = false;
-    UniqueLock lock(mutex);
-    while (!stop) {
-      lock.unlock();
-      if (const auto now = Clock::now(); now - looked >= kTurn) {
-        looked = now;
-        answers = turns().have(folder, store);
-      }
-      if (answers) {
-        if (!board) {
-          board = makeBoard();
-          enter(*board);
-          // Answers the latest question, too: the process with the previous turn may have ended
-          // before it answered.
-          heard = std::max<int64_t>(board->add(kAsked, 0) - 1, 0);
-        }
-        if (const auto count = board->add(kAsked, 0); count > heard) {
-          heard = count;
-          const auto answer = std::to_string(count) + " " + encode(gather(folder, kGather));
-          board->set(keyOfAnswer(ownPlace()), answer);
-        }
-      }
-      lock.lock();
-      wake.wait_for(lock, answers ? kStoreLook : kTurn, [&]() REQUIRES(mutex) { return stop; });
-    }
-  }
-
-  static void enter(SharedBoard& board) {
-    const auto place = ownPlace();
-    const auto places = registered(board);
-    if (std::ranges::find(places, place) == places.end()) {
-      board.set(keyOfHost(board.add(kHosts, 1)), place);
-    }
-  }
-
   // Asks the other hosts, and publishes their answers until all hosts that are likely to answer
   // have answered, `until` has passed, or the question is closed.
   void collect(uint64_t question, Clock::time_point until) {
-    const auto board = makeBoard();
-    const auto number = board->add(kAsked, 1);
-    auto places = registered(*board);
+    const auto count = NewsCount::add(*board, NewsCount::kQuestion);
+    const auto number = count.questions;
+    auto places = registered(*board, count.lookers);
     std::erase(places, ownPlace());
     Told found;
     for (const auto& place : places) {
@@ -204,8 +83,8 @@ struct Hosts::State {
     std::set<std::string> quiet;  // hosts that have not answered the latest questions either
     const auto due = [&] {
       const auto now = Clock::now();
-      return now < until &&
-             (places.size() > quiet.size() || (!places.empty() && now - begun < kGrace));
+      return now < until && (places.size() > quiet.size() ||
+                             (!places.empty() && now - begun < kGraceLooks * count.interval()));
     };
     while (due() && staysOpen(question, kPoll + places.size() * kPollOfHost)) {
       for (const auto& place : std::vector(places)) {
@@ -258,32 +137,8 @@ struct Hosts::State {
   }
 };
 
-Hosts::Hosts(std::string store, MakeBoard makeBoard)
-    : state_(std::make_shared<State>(std::move(store), std::move(makeBoard))) {
-  startDetached("tcpg_hosts", "its status for other hosts", [state = state_] {
-    try {
-      state->listen();
-    } catch (const std::exception&) {
-      // The store ended with the process that serves it, or no descriptor is free. Other hosts
-      // report that this host does not answer.
-    }
-  });
-}
-
-Hosts::~Hosts() {
-  if (state_->pid != host::processId()) {
-    return;  // a forked child; a thread of the parent may have held the lock
-  }
-  {
-    LockGuard lock(state_->mutex);
-    state_->stop = true;
-  }
-  state_->wake.notify_all();
-}
-
-const std::string& Hosts::store() const {
-  return state_->store;
-}
+Hosts::Hosts(const std::string& store, std::shared_ptr<SharedBoard> board)
+    : news_(store, board), state_(std::make_shared<State>(std::move(board))) {}
 
 void Hosts::ask(Clock::time_point until) {
   auto& state = *state_;

@@ -7,27 +7,23 @@
 #include <string>
 #include <vector>
 
-#include "diagnosis/hang/HangDiagnosis.hpp"
+#include "diagnosis/hang/SharedBoard.hpp"
 #include "diagnosis/status/JobReport.hpp"
+#include "diagnosis/status/News.hpp"
 
 namespace torchcomms_pg::status {
 
-// This process's part in the exchange through one store. On each host one process at a time looks
-// into the store four times a second, in a separate thread. If another host asks, that process
-// answers for all processes of its host. If that process is stopped or gone, another process of the
-// host takes over. Thread-safe.
+// This process's questions to the other hosts, through one store, and its answers to theirs (News).
+// Thread-safe.
 class Hosts {
  public:
-  using MakeBoard = std::function<std::unique_ptr<SharedBoard>()>;  // opens a connection
-
   // `store`: the store's name, equal on all hosts. Raises std::runtime_error if no thread can be
   // started.
-  Hosts(std::string store, MakeBoard makeBoard);
-  ~Hosts();
+  Hosts(const std::string& store, std::shared_ptr<SharedBoard> board);
   Hosts(const Hosts&) = delete;
   Hosts& operator=(const Hosts&) = delete;
 
-  const std::string& store() const;
+  News& news() { return news_; }
 
   // The other hosts' answers.
   struct Told {
@@ -44,7 +40,8 @@ class Hosts {
 
  private:
   struct State;
-  const std::shared_ptr<State> state_;  // shared with threads, which may block long in the store
+  News news_;
+  const std::shared_ptr<State> state_;  // shared with a thread, which may block long in the store
 };
 
 }  // namespace torchcomms_pg::status

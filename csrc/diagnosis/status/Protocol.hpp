@@ -1,7 +1,8 @@
 // Questions and answers on the sockets of processes.
 //
 // A question is a line, "process" or "job LATE_MS WAIT_MS". The answer is a line "ok BYTES" and as
-// many bytes, or a line "no WHY". Then the connection ends.
+// many bytes, or a line "no WHY". Then the connection ends. A line "news STORE" has no answer: the
+// process is to look for news in its store, whose name has this hash.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +32,17 @@ inline std::optional<OfJob> parseOfJob(const std::string& line) {
     return std::nullopt;
   }
   return OfJob{late, wait};
+}
+
+inline std::string aboutNews(uint64_t store) {
+  return "news " + std::to_string(store) + "\n";
+}
+inline std::optional<uint64_t> parseAboutNews(const std::string& line) {
+  unsigned long long store = 0;
+  char end = '\0';
+  return std::sscanf(line.c_str(), "news %llu%c", &store, &end) == 2 && end == '\n'
+             ? std::optional<uint64_t>(store)
+             : std::nullopt;
 }
 
 inline std::string answered(const std::string& body) {

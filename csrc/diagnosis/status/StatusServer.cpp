@@ -299,6 +299,9 @@ struct StatusServer::State {
       describe(client, now);
     } else if (const auto job = parseOfJob(client.heard)) {
       awaitTurn(client, [this, job = *job] { return answered(duties.ofJob(job)); });
+    } else if (const auto store = parseAboutNews(client.heard)) {
+      duties.news(*store);
+      return false;
     } else {
       answer(client, refused("this question is not known"), now);
     }
@@ -438,6 +441,12 @@ std::shared_ptr<StatusServer> StatusServer::of(const Duties& duties) {
     }
   }
   return server;
+}
+
+bool StatusServer::runs() {
+  auto& known = slot();
+  LockGuard lock(known.mutex);
+  return !known.server.expired();
 }
 
 StatusServer::StatusServer(Duties duties)

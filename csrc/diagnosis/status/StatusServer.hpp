@@ -1,6 +1,7 @@
 // Serves the status of this process and its job, on a socket in the user's folder.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -28,6 +29,7 @@ class StatusServer {
   struct Duties {
     std::function<Description()> describe;           // must return soon
     std::function<std::string(const OfJob&)> ofJob;  // may block: called in a separate thread
+    std::function<void(uint64_t store)> news;        // see News::look(); must return soon
   };
 
   // Sets the folder; if `path` is empty, no status is served. Does not affect a running server.
@@ -40,6 +42,9 @@ class StatusServer {
   // Returns the server of this process, which runs while a caller holds it. Returns null if no
   // folder is set, or if the server cannot start, which is reported once on stderr.
   static std::shared_ptr<StatusServer> of(const Duties& duties);
+
+  // Returns whether this process has a server.
+  static bool runs();
 
   // Removes the files of this process from the folder. Called at the process's exit.
   static void removeAtExit() noexcept;

@@ -16,6 +16,8 @@
 
 #include "base/FileDescriptor.hpp"
 #include "base/PerProcess.hpp"
+#include "diagnosis/store/StoreBoard.hpp"
+#include "diagnosis/store/StorePlace.hpp"
 #include "host/Process.hpp"
 
 namespace torchcomms_pg {
@@ -104,9 +106,13 @@ int descriptorOf(const c10d::TCPStore& store) {
              : -1;
 }
 
-std::shared_ptr<JobStore> known(const Name& name, auto make) {
+JobStores& jobStores() {
   static PerProcess<JobStores> ofProcess;
-  auto& stores = ofProcess.get();
+  return ofProcess.get();
+}
+
+std::shared_ptr<JobStore> known(const Name& name, auto make) {
+  auto& stores = jobStores();
   LockGuard lock(stores.mutex);
   std::erase_if(stores.all, [](const auto& each) {
     const auto store = each.second.lock();
@@ -123,7 +129,8 @@ std::shared_ptr<JobStore> known(const Name& name, auto make) {
 
 }  // namespace
 
-std::shared_ptr<JobStore> JobStore::of(const c10::intrusive_ptr<c10d::Store>& store) {
+std::shared_ptr<JobStore> JobStore::of(const c10::intrusive_ptr<c10d::Store>& prefixed) {
+  const auto store = StorePlace(prefixed).store;
   if (const auto* const tcp = dynamic_cast<const c10d::TCPStore*>(store.get())) {
     return at(tcp->getHost(), tcp->getPort());
   }
@@ -142,6 +149,32 @@ std::shared_ptr<JobStore> JobStore::of(const c10::intrusive_ptr<c10d::Store>& st
 std::shared_ptr<JobStore> JobStore::at(const std::string& host, uint16_t port) {
   auto made = std::make_shared<JobStore>(host, port);
   return known({made->address(), nullptr}, [&] { return made; });
+}
+
+std::shared_ptr<status::Hosts> JobStore::hosts() {
+  LockGuard lock(mutex_);
+  auto found = hosts_.lock();
+  if (!found) {
+    const auto board = std::make_shared<StoreBoard>(shared_from_this());
+    found = std::make_shared<status::Hosts>(address_, board);
+    hosts_ = found;
+  }
+  return found;
+}
+
+std::vector<std::shared_ptr<status::Hosts>> JobStore::allHosts() {
+  std::vector<std::shared_ptr<status::Hosts>> held;
+  auto& stores = jobStores();
+  LockGuard lock(stores.mutex);
+  for (const auto& [name, each] : stores.all) {
+    if (const auto store = each.lock()) {
+      LockGuard ofStore(store->mutex_);
+      if (auto hosts = store->hosts_.lock()) {
+        held.push_back(std::move(hosts));
+      }
+    }
+  }
+  return held;
 }
 
 // Returns whether the server has closed the connection. No server of a store sends anything

@@ -8,8 +8,11 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/FairLock.hpp"
+#include "base/Mutex.hpp"
+#include "diagnosis/status/Hosts.hpp"
 
 namespace torchcomms_pg {
 
@@ -27,10 +30,11 @@ namespace torchcomms_pg {
 // Keeps no TCPStore of the program, and so not its server: a program may need the server's port
 // again when its groups are destroyed. In a forked child of() returns a new object, and the
 // parent's is only destroyed, which closes the child's copy of the descriptor. Thread-safe.
-class JobStore {
+class JobStore : public std::enable_shared_from_this<JobStore> {
  public:
-  // Returns the connection to a store without prefixes. All callers in a process share it.
-  static std::shared_ptr<JobStore> of(const c10::intrusive_ptr<c10d::Store>& store);
+  // Returns the connection to a store, without its prefixes. All callers in a process
+  // share it.
+  static std::shared_ptr<JobStore> of(const c10::intrusive_ptr<c10d::Store>& prefixed);
   // Returns the connection to the store of a TCPStore's server.
   static std::shared_ptr<JobStore> at(const std::string& host, uint16_t port);
 
@@ -51,6 +55,12 @@ class JobStore {
   // processes.
   const std::string& address() const { return address_; }
 
+  // Returns this process's looks into the store, and its questions to other hosts, which last while
+  // a group holds them. Raises std::runtime_error if no thread can be started.
+  std::shared_ptr<status::Hosts> hosts();
+  // Returns what hosts() has returned for all stores, and is still held.
+  static std::vector<std::shared_ptr<status::Hosts>> allHosts();
+
   // Returns whether the server has ended, as far as this connection shows.
   bool hasEnded() const;
 
@@ -61,6 +71,8 @@ class JobStore {
   const c10::intrusive_ptr<c10d::Store> shared_;  // null for a TCPStore
   const std::string host_;
   const uint16_t port_ = 0;
+  Mutex mutex_;
+  std::weak_ptr<status::Hosts> hosts_ GUARDED_BY(mutex_);
   FairLock turn_;
   c10::intrusive_ptr<c10d::Store> connection_ GUARDED_BY(turn_);  // set once
   std::atomic<int> descriptor_{-1};  // of `connection_`; -1 before it is open, or if not known

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/StoreValue.hpp"
@@ -20,6 +21,8 @@ class StoreBoard final : public SharedBoard {
  public:
   explicit StoreBoard(const c10::intrusive_ptr<c10d::Store>& store)
       : StoreBoard(StorePlace(store)) {}
+  // All keys of the store.
+  explicit StoreBoard(std::shared_ptr<JobStore> store) : store_(std::move(store)) {}
 
   void set(const std::string& key, const std::string& value) override {
     store_->call([&](auto& store) {

@@ -11,6 +11,7 @@
 #include "diagnosis/group/ErrorFile.hpp"
 #include "diagnosis/group/ProcessTotals.hpp"
 #include "diagnosis/hang/RankWords.hpp"
+#include "diagnosis/store/JobStore.hpp"
 #include "diagnosis/store/LeftWords.hpp"
 #include "diagnosis/store/StoreBoard.hpp"
 #include "host/Peer.hpp"
@@ -157,18 +158,23 @@ void WatchedGroup::open(const c10::intrusive_ptr<c10d::Store>& store, bool compa
     LockGuard lock(mutex_);
     store_ = own;
   }
+  enlist(shared_from_this());
+  // The process's status server has to run when its looks for news begin.
+  status_.store(
+      std::shared_ptr<StatusPart>(
+          StatusPart::begin(shared_from_this(), store, /*severalHosts=*/true)));
+  auto hosts = JobStore::of(store)->hosts();
+  options.slack = [weak = std::weak_ptr(hosts)] {
+    const auto known = weak.lock();
+    return known ? known->news().slack() : Milliseconds(0);
+  };
   auto diagnosis = HangDiagnosis::open(std::make_unique<StoreBoard>(own), std::move(options));
-  auto bell = Bell::of(store);
-  bell->listen(key_, diagnosis);
-  bell_.store(std::move(bell));
+  hosts->news().listen(key_, diagnosis);
+  hosts_.store(std::move(hosts));
   diagnosis_.store(std::move(diagnosis));
   if (!queues()) {
     lateness_.open(store, std::to_string(key_) + "/" + number, group_, rank_, size_);
   }
-  enlist(shared_from_this());
-  status_.store(
-      std::shared_ptr<StatusPart>(
-          StatusPart::begin(shared_from_this(), store, /*severalHosts=*/true)));
 }
 
 std::vector<std::shared_ptr<WatchedOp>> WatchedGroup::operations(auto chosen) const {
@@ -200,7 +206,7 @@ void WatchedGroup::close() {
     }
     verdicts_.close(*diagnosis);
   }
-  bell_.store({});
+  hosts_.store({});
   status_.store({});
   {
     LockGuard lock(mutex_);
@@ -495,8 +501,8 @@ void WatchedGroup::check(Clock::time_point now) noexcept {
 
 void WatchedGroup::answer(HangDiagnosis& diagnosis, Clock::time_point now) {
   if (diagnosis.takeRing()) {
-    if (const auto bell = bell_.load()) {
-      bell->ring(key_);
+    if (const auto hosts = hosts_.load()) {
+      hosts->news().ring(key_);
     }
   }
   if (diagnosis.wantsStatus()) {

@@ -22,7 +22,7 @@
 #include "diagnosis/group/ProcessActivity.hpp"
 #include "diagnosis/group/StandingVerdicts.hpp"
 #include "diagnosis/hang/HangDiagnosis.hpp"
-#include "diagnosis/watch/Bell.hpp"
+#include "diagnosis/status/Hosts.hpp"
 #include "diagnosis/watch/WatchedOp.hpp"
 #include "handle/OwnProcess.hpp"
 #include "monitor/Monitor.hpp"
@@ -148,7 +148,7 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   std::atomic<Clock::rep> lastEnd_{0};  // a queued collective first waits for the one before it
   // null for a group of one rank
   AtomicShared<HangDiagnosis> diagnosis_;
-  AtomicShared<Bell> bell_;
+  AtomicShared<status::Hosts> hosts_;
   AtomicShared<StatusPart> status_;
 
   std::atomic<bool> asking_{false};  // the device's thread polls operations that threads wait for
