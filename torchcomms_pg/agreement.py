@@ -22,7 +22,8 @@ from torchcomms_pg.diagnosis import python_stacks
 
 _Value = TypeVar("_Value")
 _LONGEST = 60  # characters of a value in a message
-_LOOK = 1.0  # seconds between two looks for the disagreement of other ranks
+_LOOK = 1.0  # seconds between two looks for the disagreement of other ranks, of up to _USUAL
+_USUAL = 64  # ranks; more look less often, since one process serves the store for all of them
 _FAILED = "failed"
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
@@ -89,6 +90,7 @@ class _Agreement:
         self._number = dist.get_global_rank(group, self._rank)
         store: Any = dist.distributed_c10d._get_process_group_store(group)
         self._board = _C.StoreBoard(dist.PrefixStore("torchcomms_pg/agree", store))
+        self._pause = _LOOK * max(self._size, _USUAL) / _USUAL
         self._counts: dict[str, int] = {}
         self._lock = threading.Lock()
         self._values: queue.SimpleQueue[tuple[str, str, dict[str, str]]] = queue.SimpleQueue()
@@ -104,7 +106,7 @@ class _Agreement:
         with contextlib.suppress(RuntimeError):  # the store has ended with its process
             while self._group() is not None and not self._board.get(_FAILED):
                 with contextlib.suppress(queue.Empty):
-                    key, digest, told = self._values.get(timeout=_LOOK)
+                    key, digest, told = self._values.get(timeout=self._pause)
                     for other in self._differing(key, digest, told):
                         self._board.claim(_FAILED, json.dumps(other))
             failed = self._board.get(_FAILED)
