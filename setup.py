@@ -1,4 +1,4 @@
-"""Builds the extension torchcomms_pg._C_torchXYZ. Everything else is in pyproject.toml.
+"""Builds torchcomms_pg._C_torchXYZ and torchcomms_pg._judge. Everything else is in pyproject.toml.
 
 It needs g++ 11 or clang 19, ninja, an installed torch and nccl.h; no CUDA toolkit, no CUDA build
 of torch, no libnccl. Variables that it reads:
@@ -14,7 +14,7 @@ TORCHCOMMS_PG_ANY_TORCH     1: build also for a torch minor that this source is 
 
 The name of the extension states the torch minor that it is for, and its objects are kept in
 build/<torch>-<python>/: builds for several torch versions stand side by side in one checkout,
-and only what changed is compiled again.
+and only what changed is compiled again. _judge needs no torch, and serves every Python.
 """
 
 from __future__ import annotations
@@ -50,7 +50,11 @@ GIB_PER_JOB = 2.0
 WITHOUT_TORCH = {
     *("host", "monitor", "nccl", "shm"),
     *("diagnosis/hang", "diagnosis/lateness", "diagnosis/rank", "diagnosis/status"),
+    "judge",
 }
+# The module without torch, and the folders of whose functions it is linked.
+JUDGE = "_judge.abi3.so"
+OF_JUDGE = {"judge", "monitor", "diagnosis/hang", "diagnosis/rank", "diagnosis/status"}
 
 
 def package_folder(name: str) -> Path | None:
@@ -334,9 +338,12 @@ class Build:
             torch.append("-DTORCHCOMMS_PG_ROCM")
         # Last, so that they win.
         added = shlex.split(os.environ.get("CXXFLAGS", ""))
+        # A section for each function: the linker leaves out of _judge what it does not use.
+        apart = [*common, "-ffunction-sections", "-fdata-sections"]
         return {
             "torch": torch + added,
-            "plain": common + added,
+            "plain": apart + added,
+            "judge": [*apart, *(f"-isystem{relative(path)}" for path in self.python), *added],
             "reduce": [*common, "-O3", *added],
         }
 
@@ -354,7 +361,7 @@ class Build:
             if folder == "host" and path.name.startswith("Reduce"):
                 return f"{folder}-{path.stem}", "reduce"  # alone: compiled for other processors
             if part in WITHOUT_TORCH:
-                return part.replace("/", "-"), "plain"
+                return part.replace("/", "-"), "judge" if part == "judge" else "plain"
             # pybind11's templates take as long as torch's headers, in each unit that has some. The
             # library's units have no file of the diagnosis, so that it can be linked without.
             return folder if folder in ("bindings", "diagnosis") else "torch", "torch"
@@ -371,8 +378,9 @@ class Build:
             write_if_changed(self.folder / f"{name}.flags", text + "\n")
         launcher = self.launcher or shutil.which("ccache")
         cxx = f"{launcher} {self.cxx}" if launcher else self.cxx
-        link = [shlex.quote(f"-L{relative(self.torch / 'lib')}"), "-ltorch_python", "-ltorch_cpu"]
-        link += ["-ltorch", "-lc10", "-ldl", "-lrt", "-pthread"]
+        torch = [shlex.quote(f"-L{relative(self.torch / 'lib')}"), "-ltorch_python", "-ltorch_cpu"]
+        torch += ["-ltorch", "-lc10"]
+        link = ["-ldl", "-lrt", "-pthread"]
         # Named before anything that LDFLAGS or a compiler's wrapper adds: what the shared ones
         # have is then not taken from static ones. Exceptions cross between this library and torch.
         link += ["-Wl,-Bdynamic", "-lstdc++", "-lgcc_s"]
@@ -390,7 +398,7 @@ class Build:
             "  deps = gcc",
             "rule link",
             # A shared library may lack symbols, Python's among them: ours would show at import.
-            f"  command = {self.cxx} -shared @$out.rsp -o $out {' '.join(link)}"
+            f"  command = {self.cxx} -shared @$out.rsp -o $out $libraries {' '.join(link)}"
             " && if nm -DCu $out | grep ' torchcomms_pg::'; then"
             " echo 'error: these are declared and used, but defined nowhere'; rm $out; false; fi"
             f" && {{ {shlex.join(check)} || {{ rm $out; false; }}; }}",
@@ -398,15 +406,23 @@ class Build:
             "  rspfile = $out.rsp",
             "  rspfile_content = $in_newline",
         ]
-        objects = []
+        objects, judge = [], []
         # The slow ones (with torch's headers) first, so that none is left over at the end.
         for unit, kind, files in sorted(self.units(), key=lambda unit: unit[1] != "torch"):
             text = "".join(f'#include "{file.relative_to(ROOT)}"\n' for file in files)
             write_if_changed(self.folder / f"{unit}.cpp", text)
-            objects.append(f"{out}/{unit}.o")
-            lines.append(f"build {objects[-1]}: compile {out}/{unit}.cpp | {out}/{kind}.flags")
+            if kind != "judge":
+                objects.append(f"{out}/{unit}.o")
+            if unit.rpartition("-")[0] in {part.replace("/", "-") for part in OF_JUDGE}:
+                judge.append(f"{out}/{unit}.o")
+            lines.append(f"build {out}/{unit}.o: compile {out}/{unit}.cpp | {out}/{kind}.flags")
             lines.append(f"  flags = {kind}")
-        lines.append(f"build {relative(self.library)}: link {' '.join(objects)} | tools/_linked.py")
+        parts = [(self.library, objects, " ".join(torch))]
+        if judge:
+            parts.append((self.folder / JUDGE, judge, "-Wl,--gc-sections"))
+        for library, linked, libraries in parts:
+            lines.append(f"build {relative(library)}: link {' '.join(linked)} | tools/_linked.py")
+            lines.append(f"  libraries = {libraries}")
         write_if_changed(self.folder / "build.ninja", "\n".join(lines) + "\n")
 
     def write_database(self) -> None:
@@ -453,14 +469,16 @@ class Build:
                 f"Again, from {ROOT}: {shlex.join(command)}"
             )
 
-    def copy_to(self, target: Path) -> None:
-        """Puts the extension at `target`."""
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not (target.is_file() and filecmp.cmp(self.library, target, shallow=False)):
-            # A new file in the old one's place: a process that has the old one loaded keeps it.
-            partial = target.with_name(f".{target.name}.{os.getpid()}")
-            shutil.copy(self.library, partial)
-            partial.replace(target)
+    def copy_to(self, folder: Path) -> None:
+        """Puts the extension and _judge into `folder`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for library in (self.library, self.folder / JUDGE):
+            target = folder / library.name
+            if not (target.is_file() and filecmp.cmp(library, target, shallow=False)):
+                # A new file in the old one's place: a process that has the old one loaded keeps it.
+                partial = target.with_name(f".{target.name}.{os.getpid()}")
+                shutil.copy(library, partial)
+                partial.replace(target)
 
 
 class BuildExtension(build_ext):
@@ -473,7 +491,7 @@ class BuildExtension(build_ext):
             build.write_database()
         # In place also for an editable install.
         folder = ROOT if self.inplace else Path(self.build_lib)
-        build.copy_to(folder / PACKAGE / build.library.name)
+        build.copy_to(folder / PACKAGE)
 
 
 if __name__ == "__main__":

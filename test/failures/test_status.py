@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ from harness.stuck import all_keep_the_gil, keep_the_gil
 from hosts.test_hosts import move
 from torchcomms_pg import env
 from torchcomms_pg.status.__main__ import main
-from torchcomms_pg.status.jobs import LONGEST_WAIT
+from torchcomms_pg.status.jobs import LONGEST_WAIT, Job, NoAnswerError, Process
 from torchcomms_pg.testing.rank import receive, report
 
 pytestmark = pytest.mark.beyond_gloo
@@ -319,6 +320,26 @@ def connect(folder):
     made.settimeout(limits.grown(20))
     made.connect(str(path))
     return made
+
+
+def test_an_answer_of_another_version_is_said_to_be_one(tmp_path):
+    process = Process(str(tmp_path), os.getpid(), "1-1", frozenset())
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "1-1.socket"))
+        server.listen()
+
+        def answer():
+            with contextlib.closing(server.accept()[0]):
+                pass  # it has looked whether the process is there
+            with contextlib.closing(server.accept()[0]) as client:
+                assert client.recv(100) == b"job 1000 1000\n"
+                client.sendall(b"ok 2\n1 ")
+
+        with ThreadPoolExecutor(1) as thread:
+            answered = thread.submit(answer)
+            with pytest.raises(NoAnswerError, match="its torchcomms_pg has another version"):
+                Job([process]).ask(1, 1)
+            answered.result()
 
 
 def test_clients_that_send_garbage_or_never_read_harm_nothing(folder, ask):

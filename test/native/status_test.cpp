@@ -28,10 +28,11 @@
 #include "diagnosis/lateness/Lateness.hpp"
 #include "diagnosis/status/Gateway.hpp"
 #include "diagnosis/status/Hosts.hpp"
-#include "diagnosis/status/JobReport.hpp"
 #include "diagnosis/status/LocalProcesses.hpp"
 #include "diagnosis/status/News.hpp"
+#include "diagnosis/status/Roll.hpp"
 #include "diagnosis/status/StatusServer.hpp"
+#include "judge/JobReport.hpp"
 
 using namespace torchcomms_pg;
 using namespace torchcomms_pg::status;
@@ -84,7 +85,7 @@ TEST(theRankThatAThousandOthersWaitForIsNamed) {
   const auto begun = std::clock();
   const auto hosts = hostsOf(processes);
   const auto decoded = std::clock();
-  const auto text = report(hosts, {}, question());
+  const auto text = report({hosts, {}, question()});
   const auto ms = [](std::clock_t ticks) {
     return static_cast<int>(ticks * 1000 / CLOCKS_PER_SEC);
   };
@@ -101,20 +102,20 @@ TEST(howLateEachRankIsIsShownAsOneOfThemHasJudged) {
   for (auto& process : processes) {
     process.ranks.front().groups.front().ranks = {5, 9};
   }
-  CHECK_CONTAINS(report(hostsOf(processes), {}, question()), "\"lateness\":null");
+  CHECK_CONTAINS(report({hostsOf(processes), {}, question()}), "\"lateness\":null");
   auto& judged = processes[1].ranks.front().groups.front().lateness;
   judged = {{{-0.08, 0}, {0.0801, 0.65}}, 84, 10.5, 1};
-  const auto told = report(hostsOf(processes), {}, question());
+  const auto told = report({hostsOf(processes), {}, question()});
   CHECK_CONTAINS(
       told,
       "\"lateness\":{\"late\":9,\"collectives\":84,\"took_s\":10.5,\"ranks\":["
       "{\"rank\":5,\"later_s\":-0.08,\"share\":0},"
       "{\"rank\":9,\"later_s\":0.0801,\"share\":0.65}]}");
   judged.late = std::nullopt;
-  CHECK_CONTAINS(report(hostsOf(processes), {}, question()), "\"lateness\":{\"late\":null,");
+  CHECK_CONTAINS(report({hostsOf(processes), {}, question()}), "\"lateness\":{\"late\":null,");
   // Of another number of ranks: not the group's.
   judged.ranks.pop_back();
-  CHECK_CONTAINS(report(hostsOf(processes), {}, question()), "\"lateness\":null");
+  CHECK_CONTAINS(report({hostsOf(processes), {}, question()}), "\"lateness\":null");
 }
 
 TEST(thePartOfAGroupOnADeviceIsToldOfOnceARankHasUsedIt) {
@@ -129,9 +130,9 @@ TEST(thePartOfAGroupOnADeviceIsToldOfOnceARankHasUsedIt) {
     groups.push_back(std::move(part));
   }
   const auto partId = "{\"id\":\"" + std::to_string(kId + 1) + "\"";
-  CHECK(report(hostsOf(processes), {}, question()).find(partId) == std::string::npos);
+  CHECK(report({hostsOf(processes), {}, question()}).find(partId) == std::string::npos);
   processes[1].ranks.front().groups.back().lastCompleted = "all_reduce #1 (8 x Float)";
-  const auto told = report(hostsOf(processes), {}, question());
+  const auto told = report({hostsOf(processes), {}, question()});
   CHECK(told.find(partId) != told.rfind(partId));  // among the groups, and those of the ranks
 }
 
@@ -140,9 +141,9 @@ TEST(anOperationThatIsYoungerThanTheQuestionAccusesNobody) {
   auto asked = question();
   asked.lateMs = 0;
   asked.tookMs = 20'001;
-  CHECK_CONTAINS(report(hostsOf(processes), {}, asked), "\"healthy\":true");
+  CHECK_CONTAINS(report({hostsOf(processes), {}, asked}), "\"healthy\":true");
   asked.tookMs = 20'000;
-  CHECK_CONTAINS(report(hostsOf(processes), {}, asked), "\"behind\":[1]");
+  CHECK_CONTAINS(report({hostsOf(processes), {}, asked}), "\"behind\":[1]");
 }
 
 TEST(ofHostsThatHaveNotAnsweredNobodyIsAccused) {
@@ -150,7 +151,8 @@ TEST(ofHostsThatHaveNotAnsweredNobodyIsAccused) {
   for (int rank = 0; rank < 8; ++rank) {
     processes.push_back(rankOf(rank, 16, 4, true));
   }
-  const auto text = report(hostsOf(processes), {{"host1", "has not answered in time"}}, question());
+  const auto text =
+      report({hostsOf(processes), {{"host1", "has not answered in time"}}, question()});
   CHECK_CONTAINS(text, "{\"host\":\"host1\",\"why\":\"has not answered in time\"}");
   CHECK_CONTAINS(text, "did not answer, so that nobody knows whether they have arrived");
   CHECK_CONTAINS(text, "\"state\":\"unknown\"");
@@ -196,9 +198,29 @@ TEST(processesOfAnotherJobAreLeftOut) {
   std::vector<ProcessStatus> processes{rankOf(0, 2, 4, false), rankOf(1, 2, 4, false)};
   processes.push_back(rankOf(5, 8, 9, true));
   processes.back().ranks.front().groups.front().id = kId + 1;
-  const auto text = report(hostsOf(processes), {}, question());
+  const auto text = report({hostsOf(processes), {}, question()});
   CHECK_CONTAINS(text, "\"healthy\":true");
   CHECK(text.find("1005") == std::string::npos);
+}
+
+TEST(theStatusIsTheSameWhereTheAnswersHaveTravelled) {
+  std::vector<ProcessStatus> processes{rankOf(0, 4, 4, true), rankOf(1, 4, 3, false)};
+  processes[0].ranks.front().groups.front().lateness = {
+      {{-0.0812345, 0}, {0.0801, 0.65}, {0, 0}, {1e-7, 0}}, 84, 10.5, 1};
+  processes[0].threads = "MainThread: a \"line\" \\ of\ntwo";
+  processes[1].pythonSilentMs = 210;
+  processes[1].otherWaits = {{"new_group", {0, 1, 2}, true, 30'000, "train.py:7", 0, -1}};
+  JobAnswers answers{hostsOf(processes), {{"host1/boot", "has not answered in time"}}, question()};
+  answers.hosts.front().silent.push_back({1002, "is stopped", "stopped", {{kId, 2}}});
+  const auto text = encode(answers);
+  const auto travelled = decodeAnswers(text);
+  CHECK(travelled.has_value());
+  const auto json = report(*travelled);
+  CHECK_EQUAL(json, report(answers));
+  CHECK_CONTAINS(json, "\"verdict\":\"verdict on group");
+  CHECK_CONTAINS(json, "\"operation\":\"new_group\"");
+  CHECK(!decodeAnswers(text.substr(0, text.size() - 1)).has_value());
+  CHECK(!decodeAnswers(text + "1 ").has_value());
 }
 
 TEST(damagedAnswersAreRefused) {
@@ -473,7 +495,7 @@ TEST(theReportNamesTheMembersOfAGroupThatHaveNotAnsweredAndWhatTheOthersHaveIssu
   processes.front().ranks.front().groups.back().rank = 0;
   auto hosts = hostsOf(processes);
   hosts.front().silent.push_back({1002, "its process is dead (pid 1002)", "dead", {{kId, 2}}});
-  const auto text = report(hosts, {{"host1", "has not answered in time"}}, question());
+  const auto text = report({hosts, {{"host1", "has not answered in time"}}, question()});
   CHECK_CONTAINS(
       text,
       "\"missing\":[{\"rank\":1,\"state\":\"elsewhere\",\"host\":\"host0\",\"pid\":1001,\"text\":");

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -19,7 +20,7 @@ import torch
 import torchcomms_pg
 from harness import ROOT
 from harness.programs import PROGRAM_LIMIT, run_python
-from torchcomms_pg import _C, _compat
+from torchcomms_pg import _C, _compat, _elf, _judge
 
 BARE = {"PATH": "/usr/bin:/bin"}  # none of this process's variables
 
@@ -33,7 +34,7 @@ def test_version_is_that_of_the_metadata():
 def test_typing_files_are_shipped():
     files = importlib.resources.files("torchcomms_pg")
     assert files.joinpath("py.typed").is_file()
-    assert files.joinpath("_C.pyi").is_file()
+    assert files.joinpath("_C.pyi").is_file() and files.joinpath("_judge.pyi").is_file()
 
 
 @pytest.mark.torch_version
@@ -66,8 +67,8 @@ def test_wheel_has_everything_and_nothing_else(tmp_path):
     names = set(zipfile.ZipFile(wheel).namelist())
     extension = pathlib.Path(_C.__file__).name
     pages = ("plan/plan.html", "trace/style.css", "trace/timeline.html", "trace/timeline.js")
-    data = ("_C.pyi", "py.typed", *pages)
-    for file in (extension, *data):
+    data = ("_C.pyi", "_judge.pyi", "py.typed", *pages)
+    for file in (extension, "_judge.abi3.so", *data):
         assert f"torchcomms_pg/{file}" in names
     packages = ("torchcomms_pg", "torchcomms_pg_autoload")
     files = [file for package in packages for file in (ROOT / package).rglob("*.py")]
@@ -219,6 +220,40 @@ def test_dumps_are_read_and_variables_listed_where_there_is_no_torch(tmp_path):
         assert run.returncode == code and said in run.stdout + run.stderr, run.stderr
     run = run_python("-S", "-c", "import torchcomms_pg", env={**BARE, "PYTHONPATH": str(ROOT)})
     assert "No module named 'torch'" in run.stderr
+
+
+JUDGE = """
+import importlib.machinery, importlib.util, sys
+loader = importlib.machinery.ExtensionFileLoader("_judge", sys.argv[1])
+judge = importlib.util.module_from_spec(importlib.util.spec_from_loader("_judge", loader))
+try:
+    judge.report(b"of another version")
+except ValueError as error:
+    print(error)
+print("torch" in open("/proc/self/maps").read().replace("torchcomms_pg", ""))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.torch_version
+@pytest.mark.parametrize("python", [sys.executable, "python3.12", "python3.13", "python3.14"])
+def test_the_judge_is_loaded_by_every_python_without_torch(python):
+    version = [python, "--version"]  # pyenv has commands that only say where the Python is
+    if not shutil.which(python) or subprocess.run(version, capture_output=True).returncode:
+        pytest.skip(f"no {python}")
+    command = [python, "-I", "-S", "-c", JUDGE, _judge.__file__]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_LIMIT)
+    expected = "the answers are damaged, or of another version\nFalse\n"
+    assert run.stdout == expected, run.stderr
+
+
+@pytest.mark.torch_version
+def test_the_judge_links_only_what_every_process_has_and_exports_its_entry():
+    library = _elf.Elf(_judge.__file__)
+    needed = {*library.needed()} - {*_elf.OF_CXX}
+    assert all(re.match(r"(libc|libm|libdl|librt|libpthread|ld-linux)\b", name) for name in needed)
+    assert _elf.without_cxx(_judge.__file__) == []
+    assert library.exported() == ["PyInit__judge"]
 
 
 @pytest.mark.slow

@@ -5,13 +5,19 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib.resources
+import inspect
 import re
 
 import pytest
 
-from torchcomms_pg import _C
+from torchcomms_pg import _C, _judge
 
-STUB = ast.parse(importlib.resources.files("torchcomms_pg").joinpath("_C.pyi").read_text())
+
+def read_stub(name: str) -> ast.Module:
+    return ast.parse(importlib.resources.files("torchcomms_pg").joinpath(name).read_text())
+
+
+STUB = read_stub("_C.pyi")
 ALIASES = {
     alias.asname: alias.name
     for node in STUB.body
@@ -200,6 +206,16 @@ def test_stub_has_the_types_of_the_extension():
         pytest.skip("the docstrings of this torch's pybind11 are not what the parser reads")
     found = differences("", STUB.body, dict(vars(_C)), types=True)
     assert not found, "\n".join(found)
+
+
+def test_stub_of_the_judge_has_its_functions_and_their_parameters():
+    real = {name: value for name, value in vars(_judge).items() if public(name)}
+    stub = {
+        node.name: [arg.arg for arg in node.args.posonlyargs]
+        for node in read_stub("_judge.pyi").body
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert stub == {name: list(inspect.signature(each).parameters) for name, each in real.items()}
 
 
 def test_docstring_parser_reads_what_pybind11_writes():

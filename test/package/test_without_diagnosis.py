@@ -27,7 +27,7 @@ def objects():
     library = [
         ROOT / each
         for each in compiled
-        if not Path(each).name.startswith(("diagnosis-", "bindings-"))
+        if not Path(each).name.startswith(("diagnosis-", "bindings-", "judge-"))
     ]
     assert len(library) < len(compiled)
     return folder, library

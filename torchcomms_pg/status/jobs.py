@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchcomms_pg._compat import build_command
+
 # Largest time limit, in seconds, that a process accepts in a question
 # (csrc/diagnosis/status/Protocol.hpp).
 LONGEST_WAIT = 60.0
@@ -23,7 +25,7 @@ _LONGEST = 1 << 28  # most bytes of an answer
 
 
 class StatusError(Exception):
-    """No such job exists, or its folder must not be used; the text says which."""
+    """There is no such job, its folder must not be used, or _judge is not built; says which."""
 
 
 class NoAnswerError(Exception):
@@ -111,7 +113,8 @@ class Job:
             asked: pid of the process to ask first. By default the lowest.
 
         Raises:
-            NoAnswerError: no process of this host answers.
+            NoAnswerError: no process of this host answers, or none of this version.
+            StatusError: this package has not been built.
         """
         reasons = []
         for process in sorted(self.processes, key=lambda each: (each.pid != asked, each.pid)):
@@ -206,8 +209,13 @@ def _ask(process: Process, late: float, wait: float) -> dict[str, Any]:
         raise OSError(rest)
     if word != "ok" or rest != str(len(body)):
         raise OSError("its answer is cut short")
+    # Imported late: reading dumps imports this package, and needs nothing that is compiled.
     try:
-        answer: dict[str, Any] = json.loads(body.decode(errors="replace"))
+        from torchcomms_pg import _judge
+    except ImportError as error:
+        raise StatusError(f"{error}. Build it: {build_command()}") from None
+    try:
+        answer: dict[str, Any] = json.loads(_judge.report(body))
     except ValueError:
-        raise OSError("its answer is damaged") from None
+        raise OSError("its torchcomms_pg has another version, or its answer is damaged") from None
     return answer

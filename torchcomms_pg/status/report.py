@@ -22,7 +22,7 @@ def text(status: dict[str, Any]) -> str:
     ]
     for group in status["groups"]:
         lines += ["", *_group(group, ranks, status["late_after_s"])]
-    for wait in status.get("waits", ()):  # missing in answers of older versions
+    for wait in status["waits"]:
         lines += ["", *wait["verdict"].splitlines()]
     lines += _special(ranks)
     lines += [f"host {each['host']}: {each['why']}" for each in status["unreached_hosts"]]
@@ -104,7 +104,7 @@ def _group(group: dict[str, Any], ranks: list[dict[str, Any]], late: float) -> l
 
 
 def _late(group: dict[str, Any]) -> list[str]:
-    known = group.get("lateness")  # missing in answers of older versions
+    known = group["lateness"]
     if not known or known["late"] is None:
         return []
     (found,) = (each for each in known["ranks"] if each["rank"] == known["late"])

@@ -14,8 +14,8 @@
 #include "base/PerProcess.hpp"
 #include "diagnosis/group/OtherWaits.hpp"
 #include "diagnosis/rank/PythonStackDump.hpp"
-#include "diagnosis/status/JobReport.hpp"
 #include "diagnosis/status/LocalProcesses.hpp"
+#include "diagnosis/status/Roll.hpp"
 #include "diagnosis/store/JobStore.hpp"
 #include "diagnosis/store/StorePlace.hpp"
 #include "host/Process.hpp"
@@ -257,14 +257,7 @@ status::Description describeProcess() {
   return description;
 }
 
-// What the processes of the job have reported.
-struct Told {
-  std::vector<status::HostStatus> hosts;
-  std::vector<status::UnreachedHost> unreached;
-  status::JobQuestion question;
-};
-
-Told askJob(const status::OfJob& question) {
+status::JobAnswers askJob(const status::OfJob& question) {
   const auto begun = Clock::now();
   const auto until = begun + Milliseconds(question.waitMs);
   const auto stores = JobStore::allHosts();
@@ -272,7 +265,7 @@ Told askJob(const status::OfJob& question) {
     store->ask(until);
   }
   const status::Folder folder(status::StatusServer::folder());
-  Told all{
+  status::JobAnswers all{
       {status::gather(folder, Milliseconds(question.waitMs))},
       {},
       {host::processId(), status::ownPlace(), question.lateMs, 0}};
@@ -300,8 +293,7 @@ void lookForNews(uint64_t store) {
 }
 
 std::string describeJob(const status::OfJob& question) {
-  const auto told = askJob(question);
-  return status::report(told.hosts, told.unreached, told.question);
+  return encode(askJob(question));
 }
 
 }  // namespace
@@ -345,7 +337,7 @@ HeldUp heldUpBy(const GroupActivity& group, const Operation& op, Milliseconds pa
     return {};  // the status is turned off
   }
   const auto told = askJob({0, patience.count()});
-  const status::Job job(told.hosts, told.unreached, told.question);
+  const status::Job job(told);
   for (const auto* const known : job.groups()) {
     const auto member = known->members.find(group.rank());
     if (known->id != id || member == known->members.end()) {
@@ -380,7 +372,7 @@ std::optional<Explained> explain(const std::string& text, Milliseconds patience)
     return std::nullopt;
   }
   const auto told = askJob({0, patience.count()});
-  const status::Job job(told.hosts, told.unreached, told.question);
+  const status::Job job(told);
   for (const auto& wait : job.otherWaits()) {
     if (wait.text == text) {
       const auto* const first = job.elsewhere(wait.there.front());

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "diagnosis/hang/SharedBoard.hpp"
-#include "diagnosis/status/JobReport.hpp"
 #include "diagnosis/status/News.hpp"
+#include "diagnosis/status/ProcessStatus.hpp"
 
 namespace torchcomms_pg::status {
 

@@ -89,12 +89,10 @@ std::string nameOfHost(const std::string& place) {
   return printable(place.substr(0, place.find('/')));
 }
 
-Job::Job(
-    const std::vector<HostStatus>& hosts, const std::vector<UnreachedHost>& unreached,
-    const JobQuestion& question)
-    : hosts_(hosts), unreached_(unreached), question_(question) {
+Job::Job(const JobAnswers& answers)
+    : hosts_(answers.hosts), unreached_(answers.unreached), question_(answers.question) {
   findJob();
-  for (const auto& host : hosts) {
+  for (const auto& host : hosts_) {
     for (const auto& process : host.processes) {
       if (isOfJob(process)) {
         addProcess(process);

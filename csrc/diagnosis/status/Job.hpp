@@ -15,23 +15,10 @@
 
 namespace torchcomms_pg::status {
 
-// A host whose processes have not reported.
-struct UnreachedHost {
-  std::string host;
-  std::string why;
-};
-
-struct JobQuestion {
-  uint32_t pid = 0;    // the asked process, whose groups define the job
-  std::string host;    // the asked process's host, as ownPlace() returns it
-  int64_t lateMs = 0;  // an operation of at least this age counts as late
-  int64_t tookMs = 0;  // time from the first question to the last answer
-};
-
 // Returns the host's name, without the boot and namespace that ownPlace() adds.
 std::string nameOfHost(const std::string& place);
 
-// A job, by the reports of its processes. Keeps references to its arguments. Diagnoses no operation
+// A job, by the reports of its processes. Keeps a reference to `answers`. Diagnoses no operation
 // that was issued while the answers were collected, since ranks report at different times.
 class Job {
  public:
@@ -71,8 +58,7 @@ class Job {
     const SilentProcess* process = nullptr;
   };
 
-  Job(const std::vector<HostStatus>& hosts, const std::vector<UnreachedHost>& unreached,
-      const JobQuestion& question);
+  explicit Job(const JobAnswers& answers);
 
   const JobQuestion& question() const { return question_; }
   const std::string& store() const { return store_; }

@@ -34,6 +34,10 @@ bool unpack(ProcessStatus& status) {
   return true;
 }
 
+bool unpackAll(HostStatus& status) {
+  return std::ranges::all_of(status.processes, unpack);
+}
+
 }  // namespace
 
 void setCurrent(RankStatus& status, const OpInFlight& op) {
@@ -62,8 +66,20 @@ std::string encode(HostStatus status) {
 
 std::optional<HostStatus> decodeHost(const std::string& text) {
   auto status = fields::read<HostStatus>(text);
-  return status && std::ranges::all_of(status->processes, unpack) ? std::move(status)
-                                                                  : std::nullopt;
+  return status && unpackAll(*status) ? std::move(status) : std::nullopt;
+}
+
+std::string encode(JobAnswers answers) {
+  for (auto& host : answers.hosts) {
+    std::ranges::for_each(host.processes, pack);
+  }
+  return fields::write(answers);
+}
+
+std::optional<JobAnswers> decodeAnswers(const std::string& text) {
+  auto answers = fields::read<JobAnswers>(text);
+  return answers && std::ranges::all_of(answers->hosts, unpackAll) ? std::move(answers)
+                                                                   : std::nullopt;
 }
 
 }  // namespace torchcomms_pg::status

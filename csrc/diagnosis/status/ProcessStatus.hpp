@@ -142,11 +142,41 @@ struct HostStatus {
   static void fields(auto& self, auto& visit) { visit(self.host, self.processes, self.silent); }
 };
 
-// Encode and decode a status. Decoding returns nullopt if `text` is damaged or of another version.
+// A host whose processes have not reported.
+struct UnreachedHost {
+  std::string host;
+  std::string why;
+
+  static void fields(auto& self, auto& visit) { visit(self.host, self.why); }
+};
+
+struct JobQuestion {
+  uint32_t pid = 0;    // the asked process, whose groups define the job
+  std::string host;    // the asked process's host, as ownPlace() returns it
+  int64_t lateMs = 0;  // an operation of at least this age counts as late
+  int64_t tookMs = 0;  // time from the first question to the last answer
+
+  static void fields(auto& self, auto& visit) {
+    visit(self.pid, self.host, self.lateMs, self.tookMs);
+  }
+};
+
+// What the processes of the job have reported.
+struct JobAnswers {
+  std::vector<HostStatus> hosts;
+  std::vector<UnreachedHost> unreached;
+  JobQuestion question;
+
+  static void fields(auto& self, auto& visit) { visit(self.hosts, self.unreached, self.question); }
+};
+
+// Encode and decode. Decoding returns nullopt if `text` is damaged or of another version.
 // The ranks of a group are encoded once, as runs.
 std::string encode(ProcessStatus status);
 std::optional<ProcessStatus> decodeProcess(const std::string& text);
 std::string encode(HostStatus status);
 std::optional<HostStatus> decodeHost(const std::string& text);
+std::string encode(JobAnswers answers);
+std::optional<JobAnswers> decodeAnswers(const std::string& text);
 
 }  // namespace torchcomms_pg::status

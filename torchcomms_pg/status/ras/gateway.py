@@ -117,9 +117,7 @@ class Jobs:
                 reasons.append(str(error))
                 continue
             self._asked.update(dict.fromkeys(job.pids, status["asked"]["pid"]))
-            if "torchcomms_pg" not in status:
-                reasons.append("the job's torchcomms_pg is older than this program")
-            elif self._is_meant(status):
+            if self._is_meant(status):
                 statuses.append(status)
         if statuses:
             return merged(statuses)

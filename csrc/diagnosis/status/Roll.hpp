@@ -1,14 +1,12 @@
-// The status of a job as JSON, and the check whether all its ranks have reported.
+// Which ranks of a job have reported.
 #pragma once
 
 #include <cstdint>
 #include <list>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "diagnosis/status/Job.hpp"
+#include "diagnosis/status/ProcessStatus.hpp"
 
 namespace torchcomms_pg::status {
 
@@ -38,10 +36,5 @@ class Roll {
   std::set<Rank> heard_;
   std::set<Rank> wanted_;
 };
-
-// Returns the job's status as JSON, in the form that docs/status.md describes.
-std::string report(
-    const std::vector<HostStatus>& hosts, const std::vector<UnreachedHost>& unreached,
-    const JobQuestion& question);
 
 }  // namespace torchcomms_pg::status
