@@ -1,4 +1,4 @@
-"""The verdicts of ``test/verdicts.txt``, which the live ones have to give, too."""
+"""The verdicts of ``test/verdicts.txt`` over dumps; the live ones have to give them, too."""
 
 from pathlib import Path
 

@@ -19,9 +19,9 @@ from torchcomms_pg.trace.dumps import Dumps, parse
 
 
 def truth(outcome):
-    """Returns the ranks at which waits end: culprits, circles, and ranks whose calls differ."""
+    """Returns the ranks at fault: culprits, ranks that block each other or whose calls differ."""
     ranks = set(outcome.culprits())
-    ranks.update(*outcome.circles())
+    ranks.update(*outcome.knots())
     for place in outcome.mismatches():
         ranks |= place.keys()
     for send, receive in outcome.misfits():

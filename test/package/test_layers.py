@@ -47,7 +47,7 @@ ROOMS = (
     LIBRARY
     | DIAGNOSIS
     | {
-        "judge": "diagnosis/status monitor",
+        "judge": "diagnosis/hang diagnosis/rank diagnosis/status monitor",
         "bindings": "base backend collectives comm connect diagnosis/dumps diagnosis/group "
         "diagnosis/hang diagnosis/rank diagnosis/status diagnosis/store diagnosis/watch hooks "
         "host monitor nccl operation recorder window",

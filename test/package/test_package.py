@@ -19,7 +19,7 @@ import torch
 
 import torchcomms_pg
 from harness import ROOT
-from harness.programs import PROGRAM_LIMIT, run_python
+from harness.programs import PROGRAM_LIMIT, run_program, run_python
 from torchcomms_pg import _C, _compat, _elf, _judge
 
 BARE = {"PATH": "/usr/bin:/bin"}  # none of this process's variables
@@ -222,6 +222,24 @@ def test_dumps_are_read_and_variables_listed_where_there_is_no_torch(tmp_path):
     assert "No module named 'torch'" in run.stderr
 
 
+@pytest.mark.slow
+def test_without_a_build_a_verdict_says_what_to_build_and_the_check_for_nccl_runs(tmp_path):
+    package, dumps = tmp_path / "torchcomms_pg", tmp_path / "dumps"
+    shutil.copytree(ROOT / "torchcomms_pg", package, ignore=shutil.ignore_patterns("*.so"))
+    entry = {"record_id": 0, "pg_id": 0, "process_group": ["0", "default_pg"], "op_id": 1}
+    entry |= {"collective_seq_id": 1, "p2p_seq_id": 0, "is_p2p": False, "state": "started"}
+    entry |= {"profiling_name": "nccl:all_reduce", "time_created_ns": 1, "timeout_ms": 1}
+    entry |= {f"{side}_{what}": [] for side in ("input", "output") for what in ("sizes", "dtypes")}
+    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+    dumps.mkdir()
+    dump = {"version": "2.10", "pg_config": groups, "pg_status": {}, "entries": [entry]}
+    (dumps / "rank_0.json").write_text(json.dumps(dump))
+    for more, code, said in (((), 2, "Build it: pip install"), (("--nccl",), 0, "")):
+        command = [sys.executable, "-S", "-m", "torchcomms_pg.trace", *more, dumps]
+        run = run_program(command, cwd=tmp_path, env=BARE, stderr=subprocess.PIPE)
+        assert run.returncode == code and said in run.stderr, run.stderr
+
+
 JUDGE = """
 import importlib.machinery, importlib.util, sys
 loader = importlib.machinery.ExtensionFileLoader("_judge", sys.argv[1])
@@ -243,7 +261,7 @@ def test_the_judge_is_loaded_by_every_python_without_torch(python):
         pytest.skip(f"no {python}")
     command = [python, "-I", "-S", "-c", JUDGE, _judge.__file__]
     run = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_LIMIT)
-    expected = "the answers are damaged, or of another version\nFalse\n"
+    expected = "the text is damaged, or of another version\nFalse\n"
     assert run.stdout == expected, run.stderr
 
 

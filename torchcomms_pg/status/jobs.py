@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import stat
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchcomms_pg._compat import build_command
+from torchcomms_pg import _rule
 
 # Largest time limit, in seconds, that a process accepts in a question
 # (csrc/diagnosis/status/Protocol.hpp).
@@ -209,13 +208,10 @@ def _ask(process: Process, late: float, wait: float) -> dict[str, Any]:
         raise OSError(rest)
     if word != "ok" or rest != str(len(body)):
         raise OSError("its answer is cut short")
-    # Imported late: reading dumps imports this package, and needs nothing that is compiled.
     try:
-        from torchcomms_pg import _judge
+        answer: dict[str, Any] = _rule.report(body)
     except ImportError as error:
-        raise StatusError(f"{error}. Build it: {build_command()}") from None
-    try:
-        answer: dict[str, Any] = json.loads(_judge.report(body))
+        raise StatusError(str(error)) from None
     except ValueError:
         raise OSError("its torchcomms_pg has another version, or its answer is damaged") from None
     return answer

@@ -16,7 +16,7 @@ CODES = """\
 The code is
   0 if every recorded operation has finished,
   1 if not, or if a dump is left out: one that cannot be read, or that is older than the others,
-  2 if no dump can be read, or a page cannot be written.
+  2 if no dump can be read, a page cannot be written, or the rule of blame is not built.
 With --nccl it is 1 if a hazard is found, and 0 if none is.
 """
 
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
                 options.perfetto.write_text(report.perfetto(analysis, verdict), encoding="utf-8")
         finally:  # the pages are there also if a pipe's reader, such as head, has ended
             print(report.text(analysis, verdict), flush=True)
-    except (DumpError, OSError) as error:
+    except (DumpError, ImportError, OSError) as error:
         print(printable(str(error)), file=sys.stderr)
         return 2
     return 0 if verdict.kind == "fine" and not dumps.left_out else 1

@@ -1,18 +1,13 @@
 """Finds from all ranks' dumps which ranks hold up others or arrive late, and what takes time.
 
-The rules of blame: an operation waits for the ranks that it needs and that have not arrived at it.
-A rank waits for the ranks that its unfinished operations wait for. Blame follows these waits until
-it ends at
+`torchcomms_pg.trace.blame` finds at which ranks an operation's waits end. These are
 
-- an awaited rank without an unfinished operation: a culprit,
-- an awaited rank without a dump, or with an incomplete one: unknown, since it may wait, too,
-- an operation whose ranks called different things: a mismatch,
-- an operation at which all ranks have arrived: it is under way, and no rank is a culprit,
+- awaited ranks without an unfinished operation: culprits,
+- awaited ranks without a dump, or with an incomplete one: unknown, since they may wait, too,
 - ranks that wait for each other: a circle.
 
-A rank that waits is never a culprit. A dump does not distinguish a rank that waits in an operation
-from a rank that has only called it with ``async_op``. So every rank with an unfinished operation
-counts as waiting.
+Found here are operations whose ranks called different things, a mismatch, and operations at which
+all ranks have arrived: they are under way, and no rank is a culprit.
 """
 
 from __future__ import annotations
@@ -27,6 +22,7 @@ from typing import NamedTuple
 
 from torchcomms_pg.parting.shift import first_difference
 from torchcomms_pg.status.report import runs
+from torchcomms_pg.trace.blame import Blame, blame
 from torchcomms_pg.trace.dumps import Dumps, Entry
 from torchcomms_pg.trace.groups import Group
 
@@ -181,7 +177,6 @@ class Analysis:
             for rank, dump in dumps.items()
         }
         self._gloo = any(dump.library == "gloo" for dump in dumps.values())
-        self._absent: dict[Place, frozenset[int]] = {}
 
     def entries(self) -> Iterable[Entry]:
         """Yields every operation, rank after rank, in the order of the calls."""
@@ -209,27 +204,6 @@ class Analysis:
         name = f"group {group.name} ({group.description})" if known else f"group {group.name}"
         alone = self._names[group.name] == 1 or not group.ranks
         return name if alone else f"{name} of {rank_names(group.ranks)}"
-
-    def waits_for(self, entry: Entry) -> frozenset[int]:
-        """Returns the ranks that an unfinished operation needs and that have not arrived at it."""
-        if entry.p2p:
-            return frozenset(self._awaited_side(entry))
-        place = Place(entry.group, entry.seq)
-        if place not in self._absent:
-            arrived = self.collectives[place]
-            self._absent[place] = frozenset(
-                rank
-                for rank in entry.group.ranks
-                if rank not in arrived and self._has_not_passed(rank, entry)
-            )
-        return self._absent[place]
-
-    def _awaited_side(self, entry: Entry) -> set[int]:
-        """Returns the ranks that may be a message's other side; none if that side has arrived."""
-        if entry.op not in _OTHER_SIDE or not entry.group.ranks or self.met(entry):
-            return set()
-        other = entry.receiver if entry.op == "send" else entry.sender
-        return set(entry.group.ranks) - {entry.rank} if other is None else {other}
 
     def met(self, entry: Entry) -> Entry | None:
         """Returns the other side of a message, or None if it is not recorded.
@@ -266,11 +240,6 @@ class Analysis:
         in_order = not (entry.finished or side.finished or entry.batched or side.batched)
         return side if entry.number == side.number and (entry.number or in_order) else None
 
-    def _has_not_passed(self, rank: int, entry: Entry) -> bool:
-        # Compares numbers, since a recorder keeps only the newest operations.
-        last = self.last.get((entry.group, rank))
-        return last is None or last.seq < entry.seq
-
     def disagrees(self, place: Place) -> bool:
         """Returns whether the ranks' calls at ``place`` cannot be one collective."""
         calls = self.collectives[place].values()
@@ -284,28 +253,28 @@ class Analysis:
         if not stuck:
             return Verdict([Finding("fine", [], ["Every recorded operation has finished."])])
         stuck.sort(key=lambda entry: entry.created)
-        waits: dict[int, set[int]] = defaultdict(set)
-        for entry in stuck:
-            waits[entry.rank] |= self.waits_for(entry)
-        findings = self._mismatches(stuck) + self._missing(stuck, waits)
-        awaiting: dict[int, set[int]] = defaultdict(set)
-        for rank, others in waits.items():
-            for other in others:
-                awaiting[other].add(rank)
+        blames = blame(self.entries(), self.unfinished, self.met)
+        findings = self._mismatches(stuck)
+        clear = {entry for finding in findings for entry in finding.entries}
         for finding in findings:
-            finding.held_up = _reach(finding.held_up, awaiting)
-        left = {entry.rank for entry in stuck}.difference(*(each.held_up for each in findings))
-        # Ranks in operations that are under way, and ranks that wait for these ranks.
-        moving = _reach({rank for rank in left if not waits[rank]}, awaiting)
-        if first := next((e for e in stuck if e.rank in moving and not waits[e.rank]), None):
-            findings.append(self._unfinished(first))
-            findings[-1].held_up = moving
-        left -= moving
-        while left:
-            circle = self._circle(min(left), waits, awaiting)
-            circle.held_up = _reach(set(circle.culprits), awaiting)
-            left -= circle.held_up
-            findings.append(circle)
+            ranks = finding.held_up
+            while more := {e.rank for e, who in blames if who.missing & ranks} - ranks:
+                ranks |= more
+        findings += self._missing(blames) + self._circles(blames)
+        moving = []
+        for entry, who in blames:
+            if who.guilty or who.missing or who.circle or entry in clear:
+                continue
+            if entry.op != "recv" or entry.sender is not None or self.met(entry):
+                moving.append(entry)
+            elif idle := [r for r in entry.group.ranks if not self.unfinished.get(r)]:
+                # Each of them may send, so none is a culprit for certain.
+                findings.append(self._miss(entry, idle, proven=False))
+                findings[-1].held_up = {entry.rank}
+        held_up = {entry.rank for entry in moving}
+        if not findings or not held_up <= set().union(*(each.held_up for each in findings)):
+            findings.append(self._unfinished((moving or stuck)[0]))
+            findings[-1].held_up = held_up
         last = ("unknown", "unfinished")  # kinds that follow others that hold up as many ranks
         findings.sort(key=lambda each: (-len(each.held_up), each.kind in last))
         findings.sort(key=lambda each: each.kind == "unfinished")
@@ -323,27 +292,39 @@ class Analysis:
                 findings[frozenset((entry, side))] = self._unmet(entry, side, alike=False)
         return list(findings.values())
 
-    def _missing(self, stuck: list[Entry], waits: dict[int, set[int]]) -> list[Finding]:
-        """Returns findings on the awaited ranks that do not wait themselves.
+    def _missing(self, blames: list[tuple[Entry, Blame]]) -> list[Finding]:
+        """Returns findings on the ranks at which waits end.
 
         Each such rank is in the finding on the oldest operation that needs it.
         """
-        told: set[int] = set()
+        guilty = {rank for _, who in blames for rank in who.guilty}
         findings = []
-        for entry in stuck:
-            absent = {rank for rank in self.waits_for(entry) - told if not self._waits(rank)}
-            told |= absent
+        for entry, who in blames:
+            absent = who.missing & guilty
+            if entry.p2p:  # one of a batch, which waits for the others' ranks, too
+                sides = {entry.sender, entry.receiver}
+                absent &= sides if None not in sides else absent
+            guilty -= absent
             for proven in (True, False):
                 ranks = sorted(r for r in absent if self._is_proven(r, entry) == proven)
                 if ranks:
                     findings.append(self._miss(entry, ranks, proven))
                     findings[-1].held_up = {
-                        rank for rank, others in waits.items() if others & set(ranks)
+                        each.rank for each, other in blames if other.guilty & set(ranks)
                     }
         return findings
 
-    def _waits(self, rank: int) -> bool:
-        return bool(self.unfinished.get(rank))
+    def _circles(self, blames: list[tuple[Entry, Blame]]) -> list[Finding]:
+        missing = {entry: who.missing for entry, who in blames}
+        held_up: dict[tuple[Entry, ...], set[int]] = defaultdict(set)
+        for entry, who in blames:
+            held_up[who.circle].add(entry.rank)
+        held_up.pop((), None)
+        findings = []
+        for ring, ranks in held_up.items():
+            findings.append(self._circle(ring, missing))
+            findings[-1].held_up = ranks
+        return findings
 
     def _is_proven(self, rank: int, missed: Entry) -> bool:
         """Returns whether a rank without an unfinished operation certainly holds up ``missed``."""
@@ -359,7 +340,7 @@ class Analysis:
         who = self.members(absent, entry.group)
         dumped = [rank for rank in absent if rank in self.dumps]
         lines = []
-        if entry.p2p and entry.sender is None and proven:
+        if entry.p2p and entry.sender is None and dumped:
             me = self.members([entry.rank], entry.group)
             lines.append(f"no message is under way to {me}, which waits in {title}")
         elif dumped:
@@ -424,20 +405,8 @@ class Analysis:
                 ]
         return []
 
-    def _circle(
-        self, rank: int, waits: dict[int, set[int]], awaiting: dict[int, set[int]]
-    ) -> Finding:
-        """Returns the finding on a circle of waiting ranks: the only cause of ``rank``'s wait."""
-        while beyond := _reach(waits[rank], waits) - _reach({rank}, awaiting):
-            rank = min(beyond)
-        within = _reach(waits[rank], waits)
-        ring: list[Entry] = []
-        while rank not in [entry.rank for entry in ring]:
-            # A rank with several unfinished operations most likely waits in the latest.
-            entries = reversed(self.unfinished[rank])
-            ring.append(next(e for e in entries if self.waits_for(e) & within))
-            rank = min(self.waits_for(ring[-1]) & within)
-        ring = ring[[entry.rank for entry in ring].index(rank) :]
+    def _circle(self, ring: tuple[Entry, ...], missing: dict[Entry, frozenset[int]]) -> Finding:
+        """Returns the finding on operations of ranks that wait for each other."""
         ranks = sorted(entry.rank for entry in ring)
         whom = "each other" if len(ring) > 1 else "itself"
         common = ring[0].group if len({entry.group for entry in ring}) == 1 else None
@@ -445,7 +414,7 @@ class Analysis:
         lines = [f"{self.members(ranks, common)} {verb} for {whom}"]
         lines[0] += ": the operations were called in different orders"
         for entry in ring:
-            others = sorted(self.waits_for(entry))
+            others = sorted(missing[entry])
             lines.append(
                 f"  {self.members([entry.rank], entry.group)} is in {self.what(entry)} "
                 f"#{entry.seq} of {self.group_name(entry.group)} and waits for "
@@ -454,7 +423,7 @@ class Analysis:
             )
         lines.append("  (a rank that called one of these with async_op, and does not wait for it,")
         lines.append("  is busy elsewhere: then it holds up the others)")
-        return Finding("order", ranks, lines, ring)
+        return Finding("order", ranks, lines, list(ring))
 
     def _unfinished(self, entry: Entry) -> Finding:
         if entry.op in _OTHER_SIDE and (side := self.met(entry)):
@@ -620,17 +589,6 @@ def signature(entry: Entry) -> tuple[object, ...]:
         return (entry.op, entry.dtype)
     by_output = entry.op in ("scatter", "reduce_scatter")
     return (entry.op, entry.dtype, entry.numel_out if by_output else entry.numel_in)
-
-
-def _reach(start: set[int], edges: dict[int, set[int]]) -> set[int]:
-    """Returns ``start`` and all ranks to which edges lead from it."""
-    reached = set(start)
-    left = list(start)
-    while left:
-        new = edges.get(left.pop(), set()) - reached
-        reached |= new
-        left += new
-    return reached
 
 
 def rank_names(ranks: Iterable[object]) -> str:
