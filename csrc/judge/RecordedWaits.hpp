@@ -9,8 +9,8 @@ namespace torchcomms_pg {
 // Applies the rule of blame (diagnosis/hang/Blame.hpp) to each wait of each rank of a job.
 //
 // `records`: the number of ranks, and of each rank with a dump its number, its waits and its counts
-// of operations, as diagnosis/rank/Fields.hpp writes them. Every rank has its global number, since
-// the waits are of all groups. A wait's text is its number among all waits.
+// of operations, as diagnosis/rank/Fields.hpp writes them. A rank has one number in all groups,
+// below the number of ranks. A wait's text is its number among all waits.
 //
 // Returns JSON: a list with an object for each wait, in the order of the records. `late`: the ranks
 // that hold it up. `silent`: ranks without a dump that may. `missing`: the ranks that have not
