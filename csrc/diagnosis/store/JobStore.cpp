@@ -24,9 +24,11 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Limits of the time to connect: to the server, and of TCPStore, which then asks it.
+// Limits of the time to connect: to the server's host, and of TCPStore, which then asks the server.
+// The latter is long: a rank that has no core, or is stopped meanwhile, must not take the server
+// for ended.
 constexpr int kConnectingMs = 2000;
-constexpr std::chrono::milliseconds kStoreGreets{2000};
+constexpr std::chrono::seconds kStoreGreets{30};
 
 // A store in memory has no address that distinguishes it, but a place in memory.
 using Name = std::pair<std::string, const c10d::Store*>;

@@ -43,8 +43,8 @@ class JobStore : public std::enable_shared_from_this<JobStore> {
   JobStore(std::string host, uint16_t port)
       : address_(host + ":" + std::to_string(port)), host_(std::move(host)), port_(port) {}
 
-  // Returns body(store). Raises c10::DistStoreError if no process serves the store. To find that
-  // out takes 2 s at most, and usually no time.
+  // Returns body(store). Raises c10::DistStoreError if no process serves the store, which takes 2 s
+  // at most to find out, and usually no time; or if a new connection gets no answer for 30 s.
   template <class Body>
   auto call(const Body& body) {
     const FairLock::Held held(turn_);
