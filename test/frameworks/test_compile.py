@@ -15,6 +15,8 @@ from harness.values import assert_same, data
 
 pytestmark = [pytest.mark.beyond_gloo, pytest.mark.torch_version]
 
+# On a core that other tests share, the first compilation of a process takes more than 40 s.
+compiled_on_ranks = on_ranks(2, timeout=100)
 AFTER = datetime.timedelta(seconds=60)  # a graph cannot make one
 
 
@@ -78,7 +80,7 @@ def every_operation(comm, t, many, async_op):
     return made, got * 2
 
 
-@on_ranks(2)
+@compiled_on_ranks
 @pytest.mark.parametrize("async_op", (False, True))
 def test_every_operation_gives_what_eager_mode_gives(world, async_op):
     comm = make("every compiled")
@@ -102,7 +104,7 @@ def test_every_operation_gives_what_eager_mode_gives(world, async_op):
 
 
 @pytest.mark.slow
-@on_ranks(2)
+@compiled_on_ranks
 def test_inductor_keeps_order_and_overlaps_nothing_it_must_not(world):
     comm, rank, op = make("inductor"), dist.get_rank(), torchcomms().ReduceOp
 
@@ -123,7 +125,7 @@ def test_inductor_keeps_order_and_overlaps_nothing_it_must_not(world):
     comm.finalize()
 
 
-@on_ranks(2)
+@compiled_on_ranks
 def test_dynamic_shapes_and_split_sizes(world):
     comm, rank, op = make("dynamic"), dist.get_rank(), torchcomms().ReduceOp
     graphs = []
@@ -151,7 +153,7 @@ def test_dynamic_shapes_and_split_sizes(world):
     comm.finalize()
 
 
-@on_ranks(2)
+@compiled_on_ranks
 def test_gradients_flow_past_operations_as_in_eager_mode(world):
     comm, op = make("past"), torchcomms().ReduceOp
 
@@ -172,7 +174,7 @@ def test_gradients_flow_past_operations_as_in_eager_mode(world):
     comm.finalize()
 
 
-@on_ranks(2)
+@compiled_on_ranks
 def test_what_a_work_of_a_graph_gives_it_gives_after_the_operation(world):
     comm, op = make("asked"), torchcomms().ReduceOp
 
@@ -192,7 +194,7 @@ def test_what_a_work_of_a_graph_gives_it_gives_after_the_operation(world):
     comm.finalize()
 
 
-@on_ranks(2)
+@compiled_on_ranks
 def test_a_failure_shows_in_every_look_at_a_traced_work(world):
     comm, op, rank = make("shows"), torchcomms().ReduceOp, dist.get_rank()
     work = None
@@ -209,7 +211,7 @@ def test_a_failure_shows_in_every_look_at_a_traced_work(world):
     comm.finalize()
 
 
-@on_ranks(2)
+@compiled_on_ranks
 def test_an_output_is_checked_and_written_as_in_eager_mode(world):
     comm, op = make("output"), torchcomms().ReduceOp
     w = data(dist.get_rank(), (2, 3)).requires_grad_()
@@ -235,7 +237,7 @@ def test_an_output_is_checked_and_written_as_in_eager_mode(world):
     comm.finalize()
 
 
-@on_ranks(2)
+@compiled_on_ranks
 def test_split_sizes_of_the_wrong_length_are_refused_in_a_graph_too(world):
     comm = make("lengths")
     exchange = lambda t, out, into: comm.all_to_all_v_single(out, t, [4], into, False)  # noqa: E731
@@ -245,7 +247,7 @@ def test_split_sizes_of_the_wrong_length_are_refused_in_a_graph_too(world):
     comm.finalize()
 
 
-@on_ranks(2)
+@compiled_on_ranks
 def test_a_work_may_leave_the_graph_and_a_failure_comes_out_of_it(world):
     comm, op, rank = make("leaves"), torchcomms().ReduceOp, dist.get_rank()
     x = torch.full((3,), float(rank + 1))
@@ -265,7 +267,7 @@ def test_a_work_may_leave_the_graph_and_a_failure_comes_out_of_it(world):
         barrier(x)
 
 
-@on_ranks(2)
+@compiled_on_ranks
 @pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
 def test_functional_collectives_and_their_gradients(world, backend):
     """Over a TorchComm's group; test_functional.py compiles them over the default group."""
