@@ -73,16 +73,6 @@ std::vector<at::Tensor> distinct(const PreHookArgs& args) {
   return tensors;
 }
 
-const char* nameOf(OpName name) {
-  switch (name) {
-#define TORCHCOMMS_PG_CASE(name) \
-  case OpName::name: return #name;
-    TORCHCOMMS_PG_OP_NAMES(TORCHCOMMS_PG_CASE)
-#undef TORCHCOMMS_PG_CASE
-  }
-  return "";
-}
-
 const char* pythonBool(bool value) {
   return value ? "True" : "False";
 }

@@ -18,16 +18,6 @@ bool canHoldNan(const at::Tensor& tensor) {
   return tensor.is_cpu() || !isCapturing(currentStream(tensor.device()));
 }
 
-const char* text(OpName name) {
-  switch (name) {
-#define TORCHCOMMS_PG_CASE(name) \
-  case OpName::name: return #name;
-    TORCHCOMMS_PG_OP_NAMES(TORCHCOMMS_PG_CASE)
-#undef TORCHCOMMS_PG_CASE
-  }
-  return "";
-}
-
 // Widens types of one byte, for which torch has no check for NaN.
 at::Tensor wide(const at::Tensor& tensor) {
   return tensor.element_size() == 1 ? tensor.to(at::kFloat) : tensor;
@@ -52,7 +42,7 @@ void refuseNan(const PreHookArgs& args, int rank) {
     }
     const auto count = at::isnan(wide(tensor)).sum().item<int64_t>();
     TORCH_CHECK(
-        count == 0, text(args.name), " (op_id ", args.opId, ") on rank ", rank, ": input ", i,
+        count == 0, nameOf(args.name), " (op_id ", args.opId, ") on rank ", rank, ": input ", i,
         " of shape ", tensor.sizes(), " holds ", count, " NaN in ", tensor.numel(),
         " elements; it was not sent");
   }

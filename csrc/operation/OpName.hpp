@@ -41,4 +41,14 @@ enum class OpName : uint8_t {
 #undef TORCHCOMMS_PG_ENUMERATOR
 };
 
+inline const char* nameOf(OpName name) {
+  switch (name) {
+#define TORCHCOMMS_PG_CASE(name) \
+  case OpName::name: return #name;
+    TORCHCOMMS_PG_OP_NAMES(TORCHCOMMS_PG_CASE)
+#undef TORCHCOMMS_PG_CASE
+  }
+  return "";
+}
+
 }  // namespace torchcomms_pg
