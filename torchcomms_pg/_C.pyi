@@ -1,6 +1,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, ClassVar, overload
 
 import torch
@@ -151,6 +151,12 @@ def await_failure(written: int, patience: timedelta) -> int | None:
 
 def end_metrics_writer() -> None:
     """Ends the present call and all later calls of `await_failure`."""
+
+def current_frames() -> dict[int, FrameType]:
+    """Does what `sys._current_frames` does, which can hang a process on Python 3.11."""
+
+def current_exceptions() -> dict[int, object]:
+    """Does what `sys._current_exceptions` does, which can hang a process on Python 3.11."""
 
 def compile_began(trigger: str) -> None:
     """Records that this process compiles, until `compile_ended`. Calls may nest."""

@@ -35,6 +35,7 @@ from failures.test_partings import FOLDER, PROGRAMS, TRUE, marked
 from harness import gpus, lockstep, parting_rank, scene_dumps, scene_scores, scenes
 from harness.entrants import ENTRANTS, PY_SPY, Answer, Evidence, py_spy, stacks_of, verdict
 from harness.ranks import Ranks, close_all, connect_store, wait_for
+from torchcomms_pg import _C
 
 WORLD = faults.WORLD
 OTHERS = [rank for rank in range(WORLD) if rank != faults.CULPRIT]
@@ -144,7 +145,7 @@ def _truth_at_hang(path, group):
     everyone = set(range(group.size))
     ranks = everyone if all(arrived) or len(next_calls) > 1 else set()
     ranks |= {rank for rank in everyone if not arrived[rank]}
-    frames = sys._current_frames()
+    frames = _C.current_frames()
     places = {}
     for rank in everyone:
         if arrived[rank]:
@@ -190,7 +191,7 @@ class Hang:
             if backend.startswith("nccl") and self.truth.calls == NCCLS_BARRIER:
                 self.truth = self.truth._replace(places={})  # the ranks go on, and hang elsewhere
             limit = 60 if backend == "torchcomms" else AFTER
-            self.ranks.start(parting_rank.run, str(path), backend, args, WORLD, limit)
+            self.ranks.start(parting_rank.run, str(path), backend, args, WORLD, [limit] * WORLD)
 
     def scores(self):
         """{entrant: Score}; None if the backend has ended the operation by itself."""

@@ -10,7 +10,8 @@ import torch
 
 import torchcomms_pg
 from harness import ROOT
-from torchcomms_pg import _patches
+from harness.programs import run_python
+from torchcomms_pg import _C, _patches
 from torchcomms_pg.diagnosis import python_stacks, waits
 
 LIMIT = 60  # seconds
@@ -77,7 +78,7 @@ class Waiting:
     def __enter__(self):
         self.thread.start()
         assert self.waits.wait(LIMIT)
-        frame, stack = sys._current_frames()[self.thread.ident], []
+        frame, stack = _C.current_frames()[self.thread.ident], []
         while frame is not None:
             stack.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
             frame = frame.f_back
@@ -95,6 +96,45 @@ class Waiting:
     def wait_here(self):
         self.waits.set()
         self.goes_on.wait(LIMIT)
+
+
+# Collections begin in many of the calls, and let go of the GIL.
+COLLECTS = """
+    import gc, threading, time
+    from torchcomms_pg import _C
+
+    class Circle:
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            time.sleep(0)
+
+    def ask():
+        Circle()
+        _C.current_frames()
+        _C.current_exceptions()
+
+    def ask_often():
+        for _ in range(500):
+            ask()
+
+    gc.set_threshold(7)
+    threads = [threading.Thread(target=ask_often) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert gc.isenabled()
+    gc.disable()
+    ask()
+    assert not gc.isenabled()
+"""
+
+
+def test_threads_are_asked_for_while_the_garbage_collector_runs_code_that_lets_go_of_the_gil():
+    done = run_python("-c", COLLECTS)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_operation_of_another_thread_has_the_threads_name():

@@ -65,7 +65,7 @@ def describe(issued: list[list[Frame]]) -> tuple[str, list[str], dict[int, str]]
     """
     names = {thread.ident: thread.name for thread in threading.enumerate() if thread.ident}
     main = threading.main_thread().ident
-    stacks = {ident: list(_walk(frame)) for ident, frame in sys._current_frames().items()}
+    stacks = {ident: list(_walk(frame)) for ident, frame in _C.current_frames().items()}
     handled = _handled()
     lines = []
     for ident, frames in sorted(stacks.items(), key=lambda item: item[0] != main):
@@ -132,7 +132,7 @@ def line_name(file: str, line: int) -> str:
 def _handled() -> dict[int, BaseException]:
     """Returns the exception that each thread handles: in an `except`, a `finally` or an exit."""
     found = {}
-    for ident, told in sys._current_exceptions().items():
+    for ident, told in _C.current_exceptions().items():
         error = told[1] if isinstance(told, tuple) else told  # a tuple in Python 3.11
         if isinstance(error, BaseException):
             found[ident] = error

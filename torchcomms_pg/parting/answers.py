@@ -129,7 +129,7 @@ def _frames() -> dict[int, FrameType]:
     Leaves out this thread's frame, since the frame would refer to the dictionary that contains it.
     All frames, with their objects, would then live until the garbage collector runs.
     """
-    frames = sys._current_frames()
+    frames = _C.current_frames()
     del frames[threading.get_ident()]
     return frames
 
