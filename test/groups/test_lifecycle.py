@@ -259,7 +259,8 @@ def test_torchrun_goes_on_with_a_changed_world_size(tmp_path):
         "--monitor-interval=0.1",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint=127.0.0.1:{server.port}",
-        "--rdzv-conf=is_host=0,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=5",
+        # A node without a core for longer than the last of these would be alone, and never hear it.
+        "--rdzv-conf=is_host=0,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=15",
         "--rdzv-id=shrinking",
         str(training_script(tmp_path, LOST)),
     ]

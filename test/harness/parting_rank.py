@@ -17,13 +17,13 @@ from torchcomms_pg.testing.rank import receive, report
 JOINING = datetime.timedelta(seconds=30)
 
 
-def run(path, backend, args, world, limit):
+def run(path, backend, args, world, limits):
     """Runs the program's main() over a backend. Returns what `places_of` its error does, or None.
 
-    Groups of other backends than torchcomms are watched.
+    Groups of other backends than torchcomms are watched. `limits`: seconds for each rank.
     """
     rank = int(os.environ["RANK"])
-    limit = datetime.timedelta(seconds=limit)
+    limit = datetime.timedelta(seconds=limits[rank])
     if backend != "torchcomms":
         torchcomms_pg.watch(timeout=limit)
     device = torch.device("cpu")

@@ -12,7 +12,6 @@ import os
 import pathlib
 import signal
 import socket
-import sys
 import threading
 import time
 
@@ -24,7 +23,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 import torchcomms_pg
 from harness.ranks import Ranks, asleep, check, init_default_group, wait_for
 from harness.values import FLOAT8, FLOATS, INTEGERS, all_data, assert_reduced, assert_same, data
-from torchcomms_pg import as_gloo
+from torchcomms_pg import _C, as_gloo
 from torchcomms_pg.testing.rank import receive, report
 
 CLONE_NEWUTS = 0x04000000
@@ -546,7 +545,7 @@ def interrupt_in(function):
     main, looks, last = threading.main_thread().ident, 0, None
     while looks < 30:
         time.sleep(0.01)
-        frame = sys._current_frames()[main]
+        frame = _C.current_frames()[main]
         place = (frame.f_code, frame.f_lasti)
         looks = looks + 1 if place == last else 0
         last = place
@@ -575,6 +574,7 @@ def end_before_worker(args, places):
     if rank == 1:
         return receive()
     work = dist.all_reduce(torch.ones(10), async_op=True)
+    assert wait_for(lambda: threads("tcpg_worker"), 20)  # it has its name a moment after its start
     [worker] = threads("tcpg_worker")
     # It waits for rank 1, and holds no lock when it is stopped.
     assert wait_for(lambda: all(asleep(worker) for _ in range(20)), 20)
