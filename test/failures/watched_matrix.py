@@ -86,6 +86,7 @@ CELLS = [
     if cell not in IMPOSSIBLE and (not on_gpus(cell[1]) or not gpus.missing())
 ]
 SECONDS = LIMIT + 12  # until the ranks have their verdict
+LINGER = 3  # seconds after the right one, in which a wrong one would be seen
 PATIENCE = 60  # of the backend, in which several cells under way together are looked at
 
 
@@ -195,8 +196,10 @@ class Cell:
             store = connect_store(*self.args)
             store.wait(["it begins"], datetime.timedelta(seconds=limits.grown(60)))
             lasts = time.monotonic() - float(store.get("it begins"))  # beside other cells
-            left = SECONDS - lasts / limits.grown(1)
-            outcomes = self.ranks.wait(max(left, 1), others, grace=1e9)
+            left = max(SECONDS - lasts / limits.grown(1), 1)
+            if SAID[self.fault] is not None and wait_for(lambda: self.settled(others), left):
+                left = LINGER
+            outcomes = self.ranks.wait(left, others, grace=1e9)
             said = {rank: self.ranks.verdicts(rank) for rank in range(WORLD)}
         finally:
             self.ranks.busy = True
@@ -204,6 +207,15 @@ class Cell:
             if self.server:
                 self.server.close()
         return judge(self.fault, [outcomes[i] for i in range(len(others))], said, others)
+
+
+    def settled(self, others):
+        """Whether each rank has ended, or has said what is at fault."""
+        return all(
+            self.ranks.outcome(rank)
+            or any(re.search(SAID[self.fault], verdict) for verdict in self.ranks.verdicts(rank))
+            for rank in others
+        )
 
 
 def judge(fault, outcomes, said, others):
