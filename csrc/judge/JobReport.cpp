@@ -245,7 +245,7 @@ class Report {
         json.field(kLaunchKinds[kind], kind < group.launched.size() ? group.launched[kind] : 0);
       }
     });
-    json.field("last_completed", printable(group.lastCompleted));
+    json.field("last_completed", printable(group.lastCompleted.text));
     json.field("failure", printable(group.failure));
     json.field("in_flight", group.inFlight);
     json.listField("oldest", [&] {

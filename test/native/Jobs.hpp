@@ -32,7 +32,7 @@ inline ProcessStatus rankOf(int rank, int size, uint64_t collectives, bool waits
   std::iota(group.ranks.begin(), group.ranks.end(), 0);
   group.collectives = collectives - (waits ? 1 : 0);
   group.launched = {0, 0, 0, 0, collectives, 0, 0, 0, 0, 0};
-  group.lastCompleted = "all_reduce #" + std::to_string(group.collectives) + " (8 x Float)";
+  group.lastCompleted.text = "all_reduce #" + std::to_string(group.collectives) + " (8 x Float)";
   if (waits) {
     OpInFlight op;
     op.text = "all_reduce #" + std::to_string(collectives) + " (8 x Float)";

@@ -300,7 +300,7 @@ TEST(theRankThatHasNotIssuedTheOperationIsNamedToAllWhoAsk) {
     Group group(3, heard);
     for (int rank : {0, 2}) issue(group.answers[rank], 3);
     issue(group.answers[1], 2);
-    group.answers[1].completed = "all_reduce #2 (4 x Float)";
+    group.answers[1].completed.text = "all_reduce #2 (4 x Float)";
     Verdict other;
     std::thread asksToo([&] { other = group.ask(2, questionOn(3, 2)); });
     const auto verdict = group.ask(0, questionOn(3));
@@ -697,6 +697,42 @@ TEST(ranksThatDisagreeBehindTheOneWhoAsksAreShown) {
   answers[1].signature = "broadcast Float root 1";
   CHECK_EQUAL(ranksOf(judge(request, answers, {})), "0 1 ");
   CHECK_CONTAINS(judge(request, answers, {}).text, "its ranks call different operations");
+}
+
+// A broadcast ends on its root, and so before the ranks that are in another operation of its
+// number.
+TEST(ranksDisagreeIfOneHasCompletedAnotherOperationOfTheNumberInWhichAnotherRankIs) {
+  auto request = questionOn(3);
+  request.op = "all_reduce #4 (1 x Float, SUM)";
+  request.seq = 4;
+  request.wait = waitIn(request.op, 4, ranksTo(3));
+  std::map<int, RankStatus> answers;
+  for (int rank = 0; rank < 3; ++rank) {
+    auto& answer = answers[rank];
+    answer.rank = rank;
+    answer.currentSeq = rank == 1 ? 3 : 4;
+    issue(answer, answer.currentSeq);
+    answer.current = rank == 1 ? "barrier #3" : request.op;
+    answer.signature = rank == 1 ? "barrier" : request.signature;
+    answer.waits = {waitIn(answer.current, answer.currentSeq, ranksTo(3))};
+    answer.completed = {"broadcast #3 (5 x Float, root 0)", 3, "broadcast Float root 0"};
+  }
+  answers[1].completed = {"all_reduce #2 (1 x Float, SUM)", 2, request.signature};
+  CHECK_EQUAL(ranksOf(judge(request, answers, {})), "0 1 2 ");
+  const auto text = judge(request, answers, {}).text;
+  CHECK_CONTAINS(text, "its ranks call different operations");
+  CHECK_CONTAINS(text, "ranks 0, 2: completed broadcast #3 (5 x Float, root 0), issued all_reduce");
+  CHECK_CONTAINS(text, "rank 1: issued barrier #3");
+  request.seq = 3;
+  request.op = "barrier #3";
+  request.signature = "barrier";
+  request.wait = answers[1].waits.front();
+  request.rank = 1;
+  CHECK_EQUAL(ranksOf(judge(request, answers, {})), "0 2 ");
+  for (const int rank : {0, 2}) {
+    answers[rank].completed.signature = "barrier";  // it has only ended earlier there
+  }
+  CHECK(judge(request, answers, {}).arrived);
 }
 
 TEST(howAnOperationIsDescribedChangesNoVerdict) {

@@ -126,12 +126,12 @@ TEST(thePartOfAGroupOnADeviceIsToldOfOnceARankHasUsedIt) {
     part.id = kId + 1;
     part.queues = true;
     part.collectives = 0;
-    part.lastCompleted.clear();
+    part.lastCompleted = {};
     groups.push_back(std::move(part));
   }
   const auto partId = "{\"id\":\"" + std::to_string(kId + 1) + "\"";
   CHECK(report({hostsOf(processes), {}, question()}).find(partId) == std::string::npos);
-  processes[1].ranks.front().groups.back().lastCompleted = "all_reduce #1 (8 x Float)";
+  processes[1].ranks.front().groups.back().lastCompleted.text = "all_reduce #1 (8 x Float)";
   const auto told = report({hostsOf(processes), {}, question()});
   CHECK(told.find(partId) != told.rfind(partId));  // among the groups, and those of the ranks
 }

@@ -221,6 +221,13 @@ status::OpInFlight recordOf(
   return record;
 }
 
+CompletedOp completedOf(const GroupActivity& group, const Operation& op) {
+  if (op.seq == 0) {
+    return {};
+  }
+  return {describe(op), op.collective ? op.seq : 0, signature(op, !group.comparesSizes())};
+}
+
 GroupCounts countsOf(const GroupActivity& group, uint64_t key) {
   const auto& issued = group.issued();
   const auto ranks = group.globalRanks();
@@ -305,9 +312,7 @@ HangDiagnosis::Snapshot snapshotOf(const GroupActivity& group, Clock::time_point
         snapshot.stack = shown->op->recording->stack();
       }
     }
-    if (lastCompleted.seq != 0) {
-      answer.completed = describe(lastCompleted);
-    }
+    answer.completed = completedOf(group, lastCompleted);
   });
   return snapshot;
 }

@@ -96,6 +96,9 @@ status::OpInFlight recordOf(
     const GroupActivity& group, const InFlightOps::List& ops, const InFlight& entry, uint64_t key,
     bool here, Clock::time_point now);
 
+// Describes the last operation of the group that has completed; `op.seq` is 0 if none has.
+CompletedOp completedOf(const GroupActivity& group, const Operation& op);
+
 // Returns what the rank has issued in the group, whose key is `key`.
 GroupCounts countsOf(const GroupActivity& group, uint64_t key);
 

@@ -177,9 +177,7 @@ void describeMember(
       }
       told.ops.push_back(recordOf(group, ops, entry, told.key, /*here=*/false, now));
     }
-    if (lastCompleted.seq != 0) {
-      told.lastCompleted = describe(lastCompleted);
-    }
+    told.lastCompleted = completedOf(group, lastCompleted);
   });
   if (known) {
     activity.counts.push_back(countsOf(group, told.key));

@@ -4,6 +4,7 @@
 #include <deque>
 #include <iterator>
 #include <map>
+#include <set>
 #include <unordered_map>
 #include <utility>
 
@@ -76,7 +77,7 @@ class WaitGraph {
 
   Blame blame() {
     Blame found;
-    found.disagree = disagreeing();
+    findDisagreement(found);
     follow(found);
     const auto late = found.lateRanks();
     eraseThose(found.gone, late);
@@ -194,26 +195,43 @@ class WaitGraph {
     bool stuck = false;                  // it waits, and findCircle() has not found that it goes on
   };
 
-  // Returns the ranks whose operations disagree: with the operation asked about if the numbers are
-  // equal, otherwise with another rank's operation of the same number.
-  std::vector<int> disagreeing() const {
-    std::map<uint64_t, std::map<std::string, std::vector<int>>> called;  // by number, by signature
+  // Finds the ranks whose operations disagree: with the operation asked about if the numbers are
+  // equal, otherwise with another rank's operation of the same number. An operation that has
+  // completed on one rank counts if another rank is in that number.
+  void findDisagreement(Blame& found) const {
+    const auto& asked = request_.signature;
+    std::map<uint64_t, std::map<std::string, std::set<int>>> called;  // by number, by signature
+    if (!asked.empty()) {
+      called[request_.seq];
+    }
     for (const auto& [rank, answer] : answers_) {
       if (!answer.signature.empty()) {
-        called[answer.currentSeq][answer.signature].push_back(rank);
+        called[answer.currentSeq][answer.signature].insert(rank);
       }
     }
-    std::vector<int> ranks;
-    const auto& asked = request_.signature;
+    std::set<std::pair<uint64_t, int>> completed;
+    for (const auto& [rank, answer] : answers_) {
+      const auto& [text, number, signature] = answer.completed;
+      if (const auto there = called.find(number); there != called.end() && !signature.empty()) {
+        there->second[signature].insert(rank);
+        completed.emplace(number, rank);
+      }
+    }
+    std::set<int> ranks;
     for (const auto& [number, signatures] : called) {
       const bool isAsked = number == request_.seq && !asked.empty();
       for (const auto& [signature, who] : signatures) {
-        if (isAsked ? signature != asked : signatures.size() > 1) {
-          ranks.insert(ranks.end(), who.begin(), who.end());
+        if (isAsked ? signature == asked : signatures.size() == 1) {
+          continue;
         }
+        ranks.insert(who.begin(), who.end());
+        std::ranges::copy_if(who, std::back_inserter(found.passed), [&](int rank) {
+          return completed.contains({number, rank});
+        });
       }
     }
-    return ranks;
+    found.disagree.assign(ranks.begin(), ranks.end());
+    std::ranges::sort(found.passed);
   }
 
   // Follows the waits from the operation asked about to the ranks that it needs, and further to the

@@ -411,8 +411,11 @@ class Report {
       const bool in = answer.stand != Stand::issued;
       text = (in ? "in " : request_.queued ? "queued " : "issued ") + answer.current;
       text += !missing ? "" : in ? " since " + since : " " + since + " ago";
-    } else if (!answer.completed.empty()) {
-      text = "last completed " + answer.completed + " in this group";
+      if (isIn(blame_.passed, rank)) {
+        text = "completed " + answer.completed.text + ", " + text;
+      }
+    } else if (!answer.completed.text.empty()) {
+      text = "last completed " + answer.completed.text + " in this group";
     } else {
       text = issuedOf(answer) == 0 ? "called nothing in this group yet"
                                    : "completed nothing in this group yet";

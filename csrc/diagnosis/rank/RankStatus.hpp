@@ -144,6 +144,15 @@ enum class Stand : uint8_t {
   inCall,   // a thread is in the call
 };
 
+// The last operation of a group that has completed on a rank.
+struct CompletedOp {
+  std::string text;       // "" if none has
+  uint64_t seq = 0;       // number among collectives; 0 if not a collective
+  std::string signature;  // see RankStatus
+
+  static void fields(auto& self, auto& visit) { visit(self.text, self.seq, self.signature); }
+};
+
 struct RankStatus {
   int rank = 0;  // in the group asked about
   // The group's oldest operation in flight, or "". Messages for which no thread waits do not count.
@@ -153,7 +162,7 @@ struct RankStatus {
   std::string signature;            // what all ranks of the collective must agree on, or ""
   int64_t waitedMs = 0;             // time since the issue of `current`
   std::string calledAt;             // line of Python that issued `current`, or ""
-  std::string completed;            // last operation of the group that has completed, or ""
+  CompletedOp completed;            // in the group asked about
   std::string failure;              // why the group has failed on this rank, or ""
   std::string threads;              // where Python's threads are, one line each
   int64_t compilingMs = -1;         // time since the process began to compile; -1 if it does not

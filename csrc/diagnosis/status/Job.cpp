@@ -233,7 +233,7 @@ void Job::noteUnused() {
   for (const auto& [id, group] : groups_) {
     const bool used = std::ranges::any_of(group.members, [](const auto& member) {
       const auto& told = *member.second.told;
-      return told.inFlight > 0 || !told.lastCompleted.empty() || !told.failure.empty();
+      return told.inFlight > 0 || !told.lastCompleted.text.empty() || !told.failure.empty();
     });
     if (!used && std::ranges::any_of(groups_, [&](const auto& other) {
           return isPartOf(*group.any, *other.second.any);

@@ -55,10 +55,10 @@ struct MemberStatus {
   bool queues = false;             // true if operations are queued on a device
   uint64_t collectives = 0;        // number of collectives that have ended
   std::vector<uint64_t> launched;  // numbers of issued collectives, by kLaunchKinds
-  std::string lastCompleted;       // the last operation that has ended, or ""
-  std::string failure;             // reason why the group has failed on this rank, or ""
-  int64_t relaxedMs = 0;           // see RankStatus
-  uint64_t inFlight = 0;           // number of operations; `ops` has the oldest and awaited ones
+  CompletedOp lastCompleted;
+  std::string failure;    // reason why the group has failed on this rank, or ""
+  int64_t relaxedMs = 0;  // see RankStatus
+  uint64_t inFlight = 0;  // number of operations; `ops` has the oldest and awaited ones
   std::vector<OpInFlight> ops;
   std::string parting;  // of a standing verdict, see Verdict; or ""
   Lateness lateness;    // this rank's latest judgement of the group; empty before
