@@ -275,7 +275,11 @@ def test_torchrun_goes_on_with_a_changed_world_size(tmp_path):
         for _ in range(2)
     ]
     try:
-        assert wait_for((tmp_path / "met").exists, 200), "the agents did not meet"
+        if not wait_for((tmp_path / "met").exists, 200):
+            for agent in agents:
+                end_tree(agent.pid)
+            outputs = [agent.communicate()[0] for agent in agents]
+            pytest.fail("the agents did not meet:\n" + "\n\n".join(outputs))
         assert wait_for(lambda: list(tmp_path.glob("2-*-1")), 20)
         worker, lost = map(int, next(tmp_path.glob("2-*-1")).read_text().split())
         os.kill(lost, 9)
