@@ -208,7 +208,6 @@ class Cell:
                 self.server.close()
         return judge(self.fault, [outcomes[i] for i in range(len(others))], said, others)
 
-
     def settled(self, others):
         """Whether each rank has ended, or has said what is at fault."""
         return all(

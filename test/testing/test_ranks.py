@@ -341,7 +341,9 @@ def test_a_failure_comes_before_a_failure_as_expected_and_that_before_a_skip_and
     assert choose(None, [passed, skipped]) is skipped
 
 
-@pytest.mark.parametrize("name", ("test_fails_as_expected", "test_dies_as_expected"))
+@pytest.mark.parametrize(
+    "name", ("test_fails_as_expected", "test_fails_late_as_expected", "test_dies_as_expected")
+)
 def test_a_test_that_fails_as_expected_on_one_rank_has(cases, name):
     assert f"XFAIL cases.py::{name}" in cases.run.stdout, cases.run.stdout
 

@@ -743,7 +743,8 @@ def _ends_test(event: _Event) -> bool:
     report = event.report
     if report is None:
         return True
-    return report.when != "teardown" and not report.passed and not hasattr(report, "context")
+    ended = report.when != "teardown" and not report.passed and not _is_xpass(event)
+    return ended and not hasattr(report, "context")
 
 
 def _may_break_group(event: _Event) -> bool:

@@ -210,6 +210,13 @@ def test_fails_as_expected(rank):
 
 @pytest.mark.ranks(2)
 @pytest.mark.xfail(strict=True)
+def test_fails_late_as_expected(rank):
+    time.sleep(1.5 * rank)
+    assert rank == 0
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.xfail(strict=True)
 def test_dies_as_expected(rank):
     os._exit(1)
 
