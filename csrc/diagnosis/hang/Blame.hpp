@@ -68,7 +68,7 @@ struct Blame {
   bool certain = true;        // false if a rank of the circle may go on, see Wait::indirect
   std::vector<int> missing;   // ranks that have not arrived at the operation asked about
   std::vector<int> disagree;  // ranks whose operations have one number, but differ
-  std::vector<int> passed;    // those of them that have completed this operation
+  std::vector<int> passed;    // ranks of `disagree` that have completed this operation
 
   std::vector<int> lateRanks() const;
 };
