@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -675,23 +676,37 @@ TEST(aRankThatHasDiedIsNotBlamedIfItMayHaveDoneItsPart) {
   CHECK_EQUAL(ranksOf(judge(questionOn(3), answers, silent)), "2 ");
 }
 
-TEST(ranksThatDisagreeBehindTheOneWhoAsksAreShown) {
-  auto request = questionOn(3, 2);
+// A question of `rank`, one of three, about an all-reduce that is the fourth collective.
+DiagnosisRequest questionOnFourth(int rank) {
+  auto request = questionOn(3, rank);
   request.op = "all_reduce #4 (1 x Float, SUM)";
   request.seq = 4;
   request.wait = waitIn(request.op, 4, ranksTo(3));
+  return request;
+}
+
+// Answers to it: the ranks `behind` are in the third collective, and the others where it asks.
+std::map<int, RankStatus> ranksInThirdAndFourth(
+    const DiagnosisRequest& request, const std::set<int>& behind, const std::string& third,
+    const std::string& signature) {
   std::map<int, RankStatus> answers;
   for (int rank = 0; rank < 3; ++rank) {
     auto& answer = answers[rank];
+    const bool isBehind = behind.contains(rank);
     answer.rank = rank;
-    answer.currentSeq = rank == 2 ? 4 : 3;
+    answer.currentSeq = isBehind ? 3 : 4;
     issue(answer, answer.currentSeq);
-    answer.current = "broadcast #3 (1 x Float, root 0)";
-    answer.signature = "broadcast Float root 0";
-    answer.waits = {waitIn(answer.current, 3, ranksTo(3))};
+    answer.current = isBehind ? third : request.op;
+    answer.signature = isBehind ? signature : request.signature;
+    answer.waits = {waitIn(answer.current, answer.currentSeq, ranksTo(3))};
   }
-  answers[2].current = request.op;
-  answers[2].signature = request.signature;
+  return answers;
+}
+
+TEST(ranksThatDisagreeBehindTheOneWhoAsksAreShown) {
+  const auto request = questionOnFourth(2);
+  auto answers = ranksInThirdAndFourth(
+      request, {0, 1}, "broadcast #3 (1 x Float, root 0)", "broadcast Float root 0");
   CHECK_EQUAL(ranksOf(judge(request, answers, {})), "");  // both wait
   CHECK(judge(request, answers, {}).text.find("different operations") == std::string::npos);
   answers[1].signature = "broadcast Float root 1";
@@ -702,19 +717,9 @@ TEST(ranksThatDisagreeBehindTheOneWhoAsksAreShown) {
 // A broadcast ends on its root, and so before the ranks that are in another operation of its
 // number.
 TEST(ranksDisagreeIfOneHasCompletedAnotherOperationOfTheNumberInWhichAnotherRankIs) {
-  auto request = questionOn(3);
-  request.op = "all_reduce #4 (1 x Float, SUM)";
-  request.seq = 4;
-  request.wait = waitIn(request.op, 4, ranksTo(3));
-  std::map<int, RankStatus> answers;
-  for (int rank = 0; rank < 3; ++rank) {
-    auto& answer = answers[rank];
-    answer.rank = rank;
-    answer.currentSeq = rank == 1 ? 3 : 4;
-    issue(answer, answer.currentSeq);
-    answer.current = rank == 1 ? "barrier #3" : request.op;
-    answer.signature = rank == 1 ? "barrier" : request.signature;
-    answer.waits = {waitIn(answer.current, answer.currentSeq, ranksTo(3))};
+  auto request = questionOnFourth(0);
+  auto answers = ranksInThirdAndFourth(request, {1}, "barrier #3", "barrier");
+  for (auto& [rank, answer] : answers) {
     answer.completed = {"broadcast #3 (5 x Float, root 0)", 3, "broadcast Float root 0"};
   }
   answers[1].completed = {"all_reduce #2 (1 x Float, SUM)", 2, request.signature};
