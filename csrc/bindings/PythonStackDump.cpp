@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/StorePlace.hpp"
 #include "bindings/Bindings.hpp"
 #include "diagnosis/group/DiagnosisClient.hpp"
 #include "diagnosis/group/ErrorFile.hpp"
@@ -34,7 +35,6 @@
 #include "diagnosis/rank/Sigabrt.hpp"
 #include "diagnosis/rank/Sigterm.hpp"
 #include "diagnosis/store/StoreBoard.hpp"
-#include "diagnosis/store/StorePlace.hpp"
 #include "diagnosis/watch/Watch.hpp"
 #include "host/AvailableMemory.hpp"
 #include "monitor/Compiling.hpp"

@@ -228,7 +228,9 @@ class SeveralHosts final : public Library {
     return from(handle)->missingRanks();
   }
   bool absenceIsCertain() const override { return false; }
-  Probe probe(ncclComm_t handle) const override { return from(handle)->probe(); }
+  std::function<void()> probe(ncclComm_t handle, Announcements by) const override {
+    return from(handle)->probe(std::move(by));
+  }
   uint64_t ring(ncclComm_t handle, uint64_t times) const override {
     return from(handle)->ring(times);
   }

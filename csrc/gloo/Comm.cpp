@@ -4,6 +4,7 @@
 #include <exception>
 #include <utility>
 
+#include "base/StorePlace.hpp"
 #include "shm/api/Api.hpp"
 #include "shm/api/Handles.hpp"
 
@@ -217,30 +218,25 @@ std::vector<int> Comm::missingRanks() const {
   return absent;
 }
 
-Probe Comm::probe() {
-  // Uses a separate connection, since another thread may block in the shared one. Opens it now:
-  // once the store is gone, an attempt to connect takes long to fail.
-  auto own = rail_ == nullptr ? nullptr : rail_->idleStore();
-  if (own == nullptr) {
-    own = members_.store->clone();
-  }
-  auto look = [groupFailure = groupFailure_, rail = rail_, messages = messages_,
-               own = std::move(own), seen = int64_t{0}](bool thorough) mutable {
+std::function<void()> Comm::probe(Announcements by) {
+  groupFailure_->announceBy(by);
+  return [groupFailure = groupFailure_, rail = rail_, messages = messages_,
+          read = std::move(by.read), prefix = StorePlace(members_.store).prefix()] {
     if (groupFailure->known()) {
-      return false;
+      return;
     }
     try {
-      const auto before = std::exchange(seen, GroupFailure::news(*own));
-      const bool news = seen != before;
-      if ((!news && !thorough) || groupFailure->failAsOthers(*own)) {
-        return news;
-      }
-      groupFailure->answer(*own);
-      if (rail != nullptr) {
-        rail->lookForOthers(*own);
-      }
-      messages->lookForOthers(*own);
-      return news;
+      read([&](c10d::Store& job) {
+        c10d::PrefixStore group(prefix, c10::intrusive_ptr<c10d::Store>::reclaim_copy(&job));
+        if (groupFailure->failAsOthers(group)) {
+          return;
+        }
+        groupFailure->answer(group);
+        if (rail != nullptr) {
+          rail->lookForOthers(group);
+        }
+        messages->lookForOthers(group);
+      });
     } catch (const std::exception&) {
       // The store is gone. The reason of a failure may arrive over this rank's connections, and
       // other ranks of this host need it.
@@ -248,8 +244,6 @@ Probe Comm::probe() {
       throw;
     }
   };
-  const auto& t = topology();
-  return {std::move(look), t.local(), static_cast<int>(t.inside().size())};
 }
 
 uint64_t Comm::ring(uint64_t times) {

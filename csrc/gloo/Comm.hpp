@@ -98,11 +98,10 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // waits. After a failure, returns the ranks at fault, if known.
   std::vector<int> missingRanks() const;
 
-  // Returns the probe of the store, for a rank that waits for nothing and so notices no broken
-  // connection. Probe::look fails the group with a failure that another rank has written, and
-  // connects the ranks if another rank has requested this. The ranks of a host take turns; if
-  // `look` returns true, its caller rings the other ranks of the host.
-  Probe probe();
+  // Announces this rank's news by `by`. Returns a look at the store, for a rank that waits for
+  // nothing and so notices no broken connection. The look fails the group with a failure that
+  // another rank has written, and connects the ranks if another rank has requested this.
+  std::function<void()> probe(Announcements by);
   // Does what Library::ring does, for the ranks of this host.
   uint64_t ring(uint64_t times);
 

@@ -19,7 +19,7 @@ constexpr const char* kReasonKey = "failed";
 
 // Times in awaitReason(). kReasonLook: interval between looks. kReasonPatience: time limit;
 // connections may break before the reason can be read. kAnswerPatience: time limit if the store is
-// gone, or if a rank has not answered, whose host looks once a second.
+// gone, or if a rank has not answered, which looks within about a second (Announcements::slack).
 constexpr std::chrono::milliseconds kReasonLook{50};
 constexpr std::chrono::milliseconds kReasonPatience{2000};
 constexpr std::chrono::milliseconds kAnswerPatience{5000};
@@ -124,11 +124,11 @@ void GroupFailure::write(std::string key, std::string text) {
   const auto written = std::make_shared<std::promise<void>>();
   auto ended = written->get_future();
   try {
-    Monitor::get().runDetached([unfinished = ExitGuard(), store = store_, key = std::move(key),
-                                text = std::move(text), written] {
+    Monitor::get().runDetached([unfinished = ExitGuard(), self = shared_from_this(),
+                                key = std::move(key), text = std::move(text), written] {
       try {
-        store->set(key, text);
-        announce(*store);
+        self->store_->set(key, text);
+        self->announce();
       } catch (const std::exception&) {
         // The store is gone, so no rank can read the key.
       }
@@ -140,6 +140,39 @@ void GroupFailure::write(std::string key, std::string text) {
   } catch (const std::runtime_error&) {
     // No thread can be started.
   }
+}
+
+void GroupFailure::announceBy(Announcements by) {
+  bool due = false;
+  {
+    LockGuard lock(mutex_);
+    announcements_ = by;
+    due = std::exchange(unannounced_, false);
+  }
+  if (due) {
+    try {
+      by.announce();
+    } catch (const std::exception&) {
+      // The store is gone, so no rank can read the news.
+    }
+  }
+}
+
+void GroupFailure::announce() {
+  std::function<void()> announce;
+  {
+    LockGuard lock(mutex_);
+    announce = announcements_.announce;
+    unannounced_ = !announce;
+  }
+  if (announce) {
+    announce();
+  }
+}
+
+std::chrono::milliseconds GroupFailure::answerPatience() const {
+  LockGuard lock(mutex_);
+  return kAnswerPatience + (announcements_.slack ? announcements_.slack() : kAnswerPatience * 0);
 }
 
 bool GroupFailure::failAsTold(const std::string& told) {
@@ -196,7 +229,7 @@ std::optional<GroupFailure::Lost> GroupFailure::awaitReason(
       for (const int rank : ranks) {
         store_->set(questionTo(rank), std::vector<uint8_t>{});
       }
-      announce(*store_);
+      announce();
     } catch (const std::exception&) {
       lost.store = false;
     }
@@ -210,7 +243,7 @@ std::optional<GroupFailure::Lost> GroupFailure::awaitReason(
     // Without the store, the reason arrives only over a connection of this rank or of another rank
     // on this host.
     const bool waits = !lost.store || !lost.silent.empty();
-    if (Clock::now() - begun >= (waits ? kAnswerPatience : kReasonPatience)) {
+    if (Clock::now() - begun >= (waits ? answerPatience() : kReasonPatience)) {
       break;
     }
     std::this_thread::sleep_for(kReasonLook);
@@ -233,7 +266,7 @@ void GroupFailure::tellOthers() {
     const std::string text = host::encode(*known());
     // The first reason stays: two ranks may fail at once.
     if (claimIn(*store_, kReasonKey, text) == text) {
-      announce(*store_);
+      announce();
     }
   } catch (const std::exception&) {
     // The other ranks notice only broken connections.

@@ -15,6 +15,7 @@
 #include "base/Mutex.hpp"
 #include "gloo/InterruptibleWait.hpp"
 #include "host/NcclError.hpp"
+#include "nccl/Library.hpp"
 
 namespace torchcomms_pg::gloo {
 
@@ -78,8 +79,7 @@ class GroupFailure : public std::enable_shared_from_this<GroupFailure> {
   // returns nullopt. After 2 s, or 5 s if a rank has not answered or the store is gone, returns
   // what is known of `ranks`. `ask`: asks `ranks` through the store whether they still run.
   std::optional<Lost> awaitReason(const std::vector<int>& ranks, bool ask);
-  // If another rank has asked whether this rank still runs, answers. `group`: the caller's
-  // connection to the store.
+  // If another rank has asked in the group's store whether this rank still runs, answers there.
   void answer(c10d::Store& group) const;
 
   // Sets a key of the group's store and announces it, in another thread. Waits for that thread, at
@@ -87,13 +87,11 @@ class GroupFailure : public std::enable_shared_from_this<GroupFailure> {
   // their deadline.
   void write(std::string key, std::string text);
 
-  // After a write, announce() makes each host read the keys of the group's store at its next look
-  // (Comm::probe). news() returns the number of announcements.
-  static void announce(c10d::Store& group) { group.add(kNewsKey, 1); }
-  static int64_t news(c10d::Store& group) {
-    // add() would make a missing key
-    return group.check({kNewsKey}) ? group.add(kNewsKey, 0) : 0;
-  }
+  // Sets how announce() reaches the other ranks. Announces what was to be announced before.
+  void announceBy(Announcements by);
+  // After a write to the group's store, makes all ranks look there (Comm::probe). May block, and
+  // raises the store's errors.
+  void announce();
 
   // Actions at a failure; each may be empty. `release` runs in the thread that fails the group.
   // `tell` runs in another thread and may block for a moment; `told` follows when the reason has
@@ -114,14 +112,13 @@ class GroupFailure : public std::enable_shared_from_this<GroupFailure> {
   void awaitTold();
 
  private:
-  static constexpr const char* kNewsKey = "news";
-
   struct Watcher {
     std::weak_ptr<void> owner;
     Actions actions;
   };
 
   void tellOthers();
+  std::chrono::milliseconds answerPatience() const;
   template <class... Args>
   void call(std::function<void(Args...)> Actions::* which, Args... args);
 
@@ -135,6 +132,8 @@ class GroupFailure : public std::enable_shared_from_this<GroupFailure> {
   std::vector<Watcher> watchers_ GUARDED_BY(mutex_);
   // The other ranks can read the reason, or writing it has failed.
   bool told_ GUARDED_BY(mutex_) = false;
+  Announcements announcements_ GUARDED_BY(mutex_);  // empty before announceBy()
+  bool unannounced_ GUARDED_BY(mutex_) = false;     // announce() was called before announceBy()
 };
 
 }  // namespace torchcomms_pg::gloo

@@ -109,9 +109,6 @@ class Link : public std::enable_shared_from_this<Link> {
   // example if a rank has left.
   void awaitConnections() { connections(); }
   bool connected() const;
-  // Returns the connection to the group's store that was opened to connect the ranks and is no
-  // longer used. Null before the ranks are connected.
-  c10::intrusive_ptr<c10d::Store> idleStore() const;
 
   // Posts the packet to Gloo and returns it for complete(). Blocks only as awaitConnections() does,
   // or if the connection is broken, as raiseBroken() does.
@@ -132,8 +129,8 @@ class Link : public std::enable_shared_from_this<Link> {
   // this cause, and raises the group's failure. `what`: the connection's error.
   [[noreturn]] void raiseBroken(int peer, const std::string& what);
 
-  // Starts to connect the ranks if another rank has requested that in the group's store. `group`:
-  // the calling thread's own connection to the store.
+  // Starts to connect the ranks if another rank has requested that in the group's store, which is
+  // `group`.
   void lookForOthers(c10d::Store& group);
 
   // Returns the peer for which complete() with `late` has waited longest, as a rank of the group.
@@ -167,7 +164,7 @@ class Link : public std::enable_shared_from_this<Link> {
   bool hasLeft(int peer) const;
   std::string nameOfLink(int peer) const;
   Connections connections();
-  void connectThrough(const c10::intrusive_ptr<c10d::Store>& group);
+  void connectThrough(c10::intrusive_ptr<c10d::Store> group);
   std::string nameOfRanks() const;
   host::NcclError unconnected(const std::string& why, std::vector<int> ranks) const;
   std::string key(const char* name) const { return setup_.prefix + "/" + name; }
@@ -187,7 +184,6 @@ class Link : public std::enable_shared_from_this<Link> {
   mutable Mutex mutex_;
   std::condition_variable changed_;
   Connections connections_ GUARDED_BY(mutex_);
-  c10::intrusive_ptr<c10d::Store> idleStore_ GUARDED_BY(mutex_);
   // True once a thread for connecting has been started.
   bool connecting_ GUARDED_BY(mutex_) = false;
   bool closed_ GUARDED_BY(mutex_) = false;

@@ -26,6 +26,14 @@ SharedPatience releasePatience{std::chrono::seconds(5)};
 constexpr const char* kConnectKey = "connect";
 constexpr const char* kLeftKey = "left";
 
+// The store in which the ranks of a link meet. Gloo keeps it, and needs it only to connect.
+class MeetingPlace : public c10d::PrefixStore {
+ public:
+  using PrefixStore::PrefixStore;
+  // Speaks to the store over `other`'s connection from now on, and so ends its own.
+  void use(c10::intrusive_ptr<c10d::Store> other) { store_ = std::move(other); }
+};
+
 // Waits until all ranks have connected. Gloo's own call returns when this rank has connected: if
 // this rank then closed its group at once, a peer that is still connecting would fail.
 void awaitAllConnected(c10d::Backend& made, int rank, int size, int tag) {
@@ -50,11 +58,6 @@ void awaitAllConnected(c10d::Backend& made, int rank, int size, int tag) {
 bool Link::connected() const {
   LockGuard lock(mutex_);
   return connections_ != nullptr;
-}
-
-c10::intrusive_ptr<c10d::Store> Link::idleStore() const {
-  LockGuard lock(mutex_);
-  return idleStore_;
 }
 
 Connections Link::connections() {
@@ -129,17 +132,17 @@ host::NcclError Link::unconnected(const std::string& why, std::vector<int> ranks
       std::move(ranks)};
 }
 
-void Link::connectThrough(const c10::intrusive_ptr<c10d::Store>& group) {
-  auto made = setup_.connect(
-      c10::make_intrusive<c10d::PrefixStore>(setup_.prefix, group), setup_.rank, size());
+void Link::connectThrough(c10::intrusive_ptr<c10d::Store> group) {
+  const auto place = c10::make_intrusive<MeetingPlace>(setup_.prefix, std::move(group));
+  auto made = setup_.connect(place, setup_.rank, size());
   if (made != nullptr) {  // NOLINT(bugprone-use-after-move): null after the move
     awaitAllConnected(*made, setup_.rank, size(), kConnectedTag);
   }
+  place->use(setup_.store);
   {
     LockGuard lock(mutex_);
     if (!setup_.groupFailure->known() && !closed_) {
       connections_ = std::move(made);
-      idleStore_ = group;
       expectReasons();
     }
   }
@@ -155,9 +158,9 @@ void Link::connectDetached(const std::function<void(c10d::Store& group)>& tell) 
   std::string why;
   try {
     // Uses a separate connection, since another thread may block in the shared one.
-    const auto group = setup_.store->clone();
+    auto group = setup_.store->clone();
     tell(*group);
-    return connectThrough(group);
+    return connectThrough(std::move(group));
   } catch (const NoAddress& error) {
     groupFailure.fail(unconnected(std::string(error.what()) + ".", {setup_.members[setup_.rank]}));
     return;
@@ -193,7 +196,7 @@ void Link::startConnecting(bool tells) {
       self->connectDetached([&](c10d::Store& group) {
         if (tells) {
           group.set(self->key(kConnectKey), std::vector<uint8_t>{});
-          GroupFailure::announce(group);
+          self->setup_.groupFailure->announce();
         }
       });
     });

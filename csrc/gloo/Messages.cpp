@@ -204,7 +204,7 @@ void Messages::connect(int peer, Pair& pair) {
       pair.link->connectDetached([&](c10d::Store& group) {
         const auto number = group.add(connectRequestKey(peer), 1);
         group.set(wishOf(peer, number), std::to_string(rank_));
-        GroupFailure::announce(group);
+        ways_.groupFailure->announce();
       });
     }
   }

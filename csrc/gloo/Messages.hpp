@@ -37,7 +37,7 @@ struct Transfer : Message {
 // Messages between ranks of one host go through shared memory. A message between hosts uses the
 // rail if the two ranks are counterparts, and otherwise a connection of the two ranks alone. Their
 // first message makes this connection: the peer starts to connect when it issues a message with
-// this rank or, within a second, finds this rank's request in the store.
+// this rank or, within about a second, finds this rank's request in the store.
 //
 // One thread for each peer on another host receives the peer's envelopes in order. Each envelope
 // goes to the oldest posted receive that fits. A receive from any rank is posted in shared memory
@@ -79,7 +79,7 @@ class Messages : public std::enable_shared_from_this<Messages> {
   bool isInside(const Message& message) const;
 
   // Starts to connect with ranks that have requested this in the group's store. Fails the group if
-  // a rank has left with which this rank is still connecting. `group`: the caller's own connection.
+  // a rank has left with which this rank is still connecting.
   void lookForOthers(c10d::Store& group);
 
   // Wakes waiting threads, so that they check for a failure.

@@ -16,6 +16,10 @@
 #include "nccl/Collective.hpp"
 #include "nccl/NewerNccl.hpp"
 
+namespace c10d {
+class Store;
+}
+
 namespace torchcomms_pg {
 
 // One rank's side of a point-to-point message: its send or its receive.
@@ -48,17 +52,17 @@ struct WindowView {
   size_t bytes = 0;
 };
 
-// How an idle rank looks for news from ranks of other hosts: a failure, which commGetAsyncError
-// then reports, or a request to connect.
-struct Probe {
-  // Looks for news. Returns true if the ranks that share ring()'s counter must look as well. With
-  // `thorough`, looks even if the store's count of news is unchanged. May block. Call from one
-  // thread. May be called after the communicator's end.
-  std::function<bool(bool thorough)> look;
-  // This rank's turn, from 0, of `turns`: the ranks that share ring()'s counter take turns in
-  // looking, one second each.
-  int turn = 0;
-  int turns = 1;
+// How the ranks of a group on several hosts notify each other of news: a failure, or a request to
+// connect. The functions may be called from any thread, and after the communicator's end.
+struct Announcements {
+  // Makes all ranks of the group look for news, which is in the job's store already. May block, and
+  // raises the store's errors.
+  std::function<void()> announce;
+  // Calls the function with the job's store, in the calling thread. May block, and raises the
+  // store's errors.
+  std::function<void(const std::function<void(c10d::Store& job)>&)> read;
+  // Returns by how much more than a second a rank may look late.
+  std::function<std::chrono::milliseconds()> slack;
 };
 
 // Abilities that some libraries, or some versions of libnccl, lack.
@@ -81,7 +85,7 @@ enum class Feature {
   fail,
   missingRanks,
   ring,
-  probe,  // reads failures, and requests to connect, of ranks on other hosts
+  probe,  // heeds announcements of failures, and of requests to connect
 };
 
 // NCCL's functions for a feature and the first version of NCCL that has them, for the text of
@@ -164,7 +168,11 @@ class Library {
   // Returns true if the ranks of missingRanks() certainly have not arrived. If false, they may have
   // arrived and wait for other ranks, or their data is lost on a broken connection.
   virtual bool absenceIsCertain() const { return true; }
-  virtual Probe probe(ncclComm_t) const { return {}; }
+  // Announces news by `by` from now on. Returns the function that looks for news of other ranks,
+  // among them news from before this call. commGetAsyncError then reports a failure. It may block,
+  // raises the store's errors, and may be called after the communicator's end, from one thread at a
+  // time.
+  virtual std::function<void()> probe(ncclComm_t, Announcements /*by*/) const { return {}; }
   // Adds `times` to a counter that the ranks of this host share and poll, and returns the sum.
   // Callable from any thread at any time, also after a failure. Returns 0 without the feature.
   virtual uint64_t ring(ncclComm_t, uint64_t /*times*/) const { return 0; }

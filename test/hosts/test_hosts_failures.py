@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torchcomms_pg
 from failures.faults import serve
 from harness.limits import grown
-from harness.ranks import Ranks, check, connect_store, init_default_group
+from harness.ranks import Ranks, check, connect_store, init_default_group, wait_for
 from harness.scarcity import no_more_threads
 from hosts.test_hosts import move
 from torchcomms_pg.testing.rank import receive, report
@@ -266,6 +266,45 @@ def test_a_reason_is_heard_without_the_store_while_another_host_is_silent():
     text, named, took = outcomes[0].value
     assert "was aborted on rank 2" in text and named == [2], (named, text)
     assert took < grown(SOON), took
+
+
+def be_idle(args, places, folder):
+    rank = int(os.environ["RANK"])
+    move(places)
+    os.environ["TORCHCOMMS_PG_STATUS"] = f"{folder}-{places[rank]}" if folder else "0"
+    init_default_group(*args, rank, len(places), 1800)
+    comm = torchcomms_pg.get_comm(None)
+    dist.barrier()
+    report("idle")
+    receive()
+    if rank == 0:
+        comm.abort()
+    assert wait_for(comm.is_aborted, SOON)
+    return told_by(dist.barrier)
+
+
+@pytest.mark.parametrize("status", [True, False])
+@pytest.mark.parametrize("stopped", [None, 1, 2])
+def test_an_idle_host_hears_of_a_failure_also_if_one_of_its_ranks_is_stopped(
+    stopped, status, tmp_path
+):
+    """One rank of a host looks for all of them."""
+    folder = str(tmp_path / "status") if status else ""
+    others = [rank for rank in range(3) if rank != stopped]
+    with Ranks(3, init=False) as ranks:
+        ranks.start(be_idle, ranks.store_args(), "abb", folder)
+        for rank in range(3):
+            assert ranks.wait_report(rank) == "idle"
+        if stopped:
+            os.kill(ranks.pids[stopped], signal.SIGSTOP)
+        for rank in reversed(others):
+            ranks.tell(rank, "go on")
+        outcomes = ranks.wait(ranks=others)
+        if stopped:
+            os.kill(ranks.pids[stopped], signal.SIGCONT)
+        check(outcomes)
+    for text, _, _ in (outcome.value for outcome in outcomes):
+        assert "was aborted on rank 0" in text, text
 
 
 def abort_while_another_host_has_failed(args, places):

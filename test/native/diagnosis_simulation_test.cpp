@@ -71,7 +71,7 @@ struct Plan {
   explicit Plan(unsigned seed) : random(seed) {
     size = pick(2, 4);
     goesOn = chance(50);
-    hosts = chance(30) ? pick(1, 2) : 0;
+    ringMs = chance(30) ? 1000 : 0;
     slow = chance(30);
     breaks = chance(10);
     std::vector<int> firsts;  // when each arrives at the first collective
@@ -118,7 +118,7 @@ struct Plan {
   std::mt19937 random;
   int size = 0;
   bool goesOn = false;
-  int hosts = 0;        // number of ranks of a host, beyond which no ring is heard; 0: all hear it
+  int ringMs = 0;       // how long a ring takes at most
   bool slow = false;    // the store takes up to a second now and then
   bool breaks = false;  // the store breaks for the ranks, one after another
   std::vector<Fate> fates;
@@ -166,8 +166,8 @@ class Job {
     std::thread thread;
     Clock::time_point stepAt = kNever;  // when the thread goes on; kNever if nothing is due
     Clock::time_point monitorAt;
-    bool rung = false;
-    bool waits = false;  // for something to be due
+    std::optional<Clock::time_point> rungAt;  // when another rank's ring arrives
+    bool waits = false;                       // for something to be due
     bool failed = false;
     bool broken = false;
     std::optional<int> subject;  // its operation that has a verdict
@@ -259,10 +259,8 @@ class Job {
       const bool gone = plan_.fates[silent].stopped.has(now_);
       return Silent{gone ? "is stopped" : "did not answer", gone};
     };
-    if (plan_.hosts > 0) {
-      options.poll = [](bool) { return false; };
-      options.turn = rank % plan_.hosts;
-      options.turns = plan_.hosts;
+    if (plan_.ringMs > 0) {
+      options.slack = [] { return milliseconds(0); };
     }
     options.goesOn = plan_.goesOn;
     options.print = [this, rank](const std::string& text) {
@@ -374,11 +372,15 @@ class Job {
     auto& diagnosis = *self.diagnosis;
     if (diagnosis.takeRing()) {
       for (int other = 0; other < plan_.size; ++other) {
-        const bool hears = plan_.hosts == 0 || other / plan_.hosts == rank / plan_.hosts;
-        if (hears && other != rank) ranks_[other].rung = true;
+        auto& rung = ranks_[other].rungAt;
+        const auto at = now_ + milliseconds(plan_.pick(0, plan_.ringMs));
+        if (other != rank) rung = std::min(rung.value_or(at), at);
       }
     }
-    if (std::exchange(self.rung, false)) diagnosis.notice();
+    if (self.rungAt && *self.rungAt <= now_) {
+      self.rungAt.reset();
+      diagnosis.notice();
+    }
     if (diagnosis.wantsStatus()) {
       HangDiagnosis::Snapshot snapshot;
       auto& answer = snapshot.answer;

@@ -97,18 +97,16 @@ void issue(RankStatus& status, uint64_t collectives) {
 
 // What ranks were asked to do. Outlives the group, since their threads end some time after close().
 struct Asked {
-  explicit Asked(int size) : dumps(size), quiet(size), thorough(size) {}
-  std::vector<std::atomic<int>> dumps;            // how often each was asked for one
-  std::vector<std::atomic<int>> quiet, thorough;  // how often each has looked, and how
-  std::atomic<bool> news{false};
+  explicit Asked(int size) : dumps(size), looks(size) {}
+  std::vector<std::atomic<int>> dumps;  // how often each was asked for one
+  std::vector<std::atomic<int>> looks;  // how often each has looked for the library's news
 };
 
 // The ranks of one group, with the thread that is their monitors.
 class Group {
  public:
-  // Makes the group. `heard`: number of ranks that hear each other ring, and look in turns; 0: all
-  // hear it, and none looks. `goesOn`: it goes on after a verdict.
-  explicit Group(int size, int heard = 0, bool goesOn = false)
+  // Makes the group. `goesOn`: it goes on after a verdict.
+  explicit Group(int size, bool goesOn = false)
       : answers(size), answering(size, true), asked(std::make_shared<Asked>(size)) {
     for (int rank = 0; rank < size; ++rank) {
       answers[rank].rank = rank;
@@ -118,14 +116,7 @@ class Group {
       options.number = std::to_string(rank);
       options.ranks.resize(size);
       std::iota(options.ranks.begin(), options.ranks.end(), 0);
-      if (heard > 0) {
-        options.poll = [asked = asked, rank](bool wanted) {
-          ++(wanted ? asked->thorough : asked->quiet)[rank];
-          return !wanted && asked->news.exchange(false);
-        };
-        options.turn = rank % heard;
-        options.turns = heard;
-      }
+      options.look = [asked = asked, rank] { ++asked->looks[rank]; };
       options.dump = [asked = asked, rank] { ++asked->dumps[rank]; };
       options.goesOn = goesOn;
       options.describeSilent = [](int silent) {
@@ -133,14 +124,12 @@ class Group {
       };
       ranks.push_back(HangDiagnosis::open(std::make_unique<MemoryBoard>(memory), options));
     }
-    monitor_ = std::thread([this, heard] {
+    monitor_ = std::thread([this] {
       while (!stop_) {
         std::this_thread::sleep_for(milliseconds(5));
         for (size_t rank = 0; rank < ranks.size(); ++rank) {
           if (ranks[rank]->takeRing()) {
-            for (size_t other = 0; other < ranks.size(); ++other) {
-              if (heard == 0 || other / heard == rank / heard) ranks[other]->notice();
-            }
+            for (const auto& other : ranks) other->notice();
           }
           // Keeps this order: a test writes what it wants answered before it asks.
           if (ranks[rank]->wantsStatus() && answering[rank]) {
@@ -297,26 +286,24 @@ TEST(of256RanksTwoAloneAreAskedWhereTheyParted) {
 }
 
 TEST(theRankThatHasNotIssuedTheOperationIsNamedToAllWhoAsk) {
-  for (const int heard : {0, 1, 2}) {
-    Group group(3, heard);
-    for (int rank : {0, 2}) issue(group.answers[rank], 3);
-    issue(group.answers[1], 2);
-    group.answers[1].completed.text = "all_reduce #2 (4 x Float)";
-    Verdict other;
-    std::thread asksToo([&] { other = group.ask(2, questionOn(3, 2)); });
-    const auto verdict = group.ask(0, questionOn(3));
-    asksToo.join();
-    CHECK_EQUAL(ranksOf(verdict), "1 ");
-    CHECK_EQUAL(verdict.text, other.text);
-    CHECK_CONTAINS(verdict.text, "rank 1 has not arrived at all_reduce #3 (8 x Float)");
-    CHECK_CONTAINS(verdict.text, "rank 1: last completed all_reduce #2 (4 x Float)");
-    // A rank that the failure reaches later gets the same.
-    CHECK_EQUAL(group.ranks[1]->awaitOthers().value().text, verdict.text);
-  }
+  Group group(3);
+  for (int rank : {0, 2}) issue(group.answers[rank], 3);
+  issue(group.answers[1], 2);
+  group.answers[1].completed.text = "all_reduce #2 (4 x Float)";
+  Verdict other;
+  std::thread asksToo([&] { other = group.ask(2, questionOn(3, 2)); });
+  const auto verdict = group.ask(0, questionOn(3));
+  asksToo.join();
+  CHECK_EQUAL(ranksOf(verdict), "1 ");
+  CHECK_EQUAL(verdict.text, other.text);
+  CHECK_CONTAINS(verdict.text, "rank 1 has not arrived at all_reduce #3 (8 x Float)");
+  CHECK_CONTAINS(verdict.text, "rank 1: last completed all_reduce #2 (4 x Float)");
+  // A rank that the failure reaches later gets the same.
+  CHECK_EQUAL(group.ranks[1]->awaitOthers().value().text, verdict.text);
 }
 
 TEST(aGroupThatGoesOnIsToldWhenAVerdictIsOverAndGetsTheNext) {
-  Group group(3, 0, /*goesOn=*/true);
+  Group group(3, /*goesOn=*/true);
   for (int rank : {0, 2}) issue(group.answers[rank], 3);
   issue(group.answers[1], 2);
   const auto stand = [&](bool wanted) {
@@ -363,7 +350,7 @@ TEST(aGroupThatGoesOnIsToldWhenAVerdictIsOverAndGetsTheNext) {
 }
 
 TEST(aVerdictTakesThePlaceOfTheOneThatItsLeaderLedToBefore) {
-  Group group(3, 0, /*goesOn=*/true);
+  Group group(3, /*goesOn=*/true);
   for (auto& answer : group.answers) issue(answer, 4);
   issue(group.answers[1], 2);
   CHECK_EQUAL(ranksOf(group.ask(0, questionOn(3))), "1 ");
@@ -513,41 +500,28 @@ TEST(aBoardThatHangsOrBreaksIsNotWaitedFor) {
 }
 
 TEST(dumpsAreAskedOfAllOtherRanksOnce) {
-  for (const int heard : {0, 1}) {
-    Group group(3, heard);
-    for (int turn = 1; turn <= 2; ++turn) {
-      group.ranks[1]->askForDumps();
-      for (const auto& rank : group.ranks) {
-        if (heard == 0) rank->notice();  // as they do upon a ring
-      }
-      const auto until = Clock::now() + milliseconds(20000);
-      while ((group.asked->dumps[0] < turn || group.asked->dumps[2] < turn) &&
-             Clock::now() < until) {
-        std::this_thread::sleep_for(milliseconds(5));
-      }
-      CHECK(group.asked->dumps[0] == turn);
-      CHECK(group.asked->dumps[2] == turn);
+  Group group(3);
+  for (int turn = 1; turn <= 2; ++turn) {
+    group.ranks[1]->askForDumps();
+    for (const auto& rank : group.ranks) {
+      rank->notice();  // as they do upon a ring
     }
-    CHECK(group.asked->dumps[1] == 0);
+    const auto until = Clock::now() + milliseconds(20000);
+    while ((group.asked->dumps[0] < turn || group.asked->dumps[2] < turn) && Clock::now() < until) {
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+    CHECK(group.asked->dumps[0] == turn);
+    CHECK(group.asked->dumps[2] == turn);
   }
+  CHECK(group.asked->dumps[1] == 0);
 }
 
-TEST(ofTheRanksThatHearEachOtherOneLooksForNewsAndRings) {
-  Group group(3, 3);
-  const auto sum = [](const auto& counts) {
-    int all = 0;
-    for (const auto& count : counts) all += count;
-    return all;
-  };
-  const auto begun = HangDiagnosis::Clock::now();
-  while (sum(group.asked->quiet) < 4) std::this_thread::sleep_for(milliseconds(5));
-  const auto turns = (HangDiagnosis::Clock::now() - begun) / milliseconds(1000) + 2;
-  CHECK(sum(group.asked->quiet) <= turns);
-  CHECK_EQUAL(sum(group.asked->thorough), 0);
-  group.asked->news = true;
-  for (const auto& count : group.asked->thorough) {
-    while (count == 0) std::this_thread::sleep_for(milliseconds(5));
-  }
+TEST(aRankLooksForTheLibrarysNewsOnlyWhenItIsRung) {
+  Group group(2);
+  group.ranks[0]->notice();
+  while (group.asked->looks[0] == 0) std::this_thread::sleep_for(milliseconds(5));
+  CHECK(!group.ranks[1]->due(Clock::now()));
+  CHECK(group.asked->looks[1] == 0);
 }
 
 TEST(aRoundWaitsLongerForAnswersIfRingsMayBeLater) {

@@ -56,48 +56,63 @@ void DiagnosisClient::open(
   HangDiagnosis::Options options;
   options.rank = rank();
   options.ranks = comm_.self.members();
-  options.number = group().numberOf(rank());
+  options.number = this->group().numberOf(rank());
   options.describeSilent = [peers = peers_](int peer) { return describeSilent(peers.at(peer)); };
-  if (comm_.library.api().has(Feature::probe)) {
-    auto probe = comm_.library.api().probe(comm_.library.get());
-    options.poll = std::move(probe.look);
-    options.turn = probe.turn;
-    options.turns = probe.turns;
-  } else if (!comm_.library.api().has(Feature::ring)) {
-    options.poll = [](bool) { return false; };
+  const std::shared_ptr<GroupActivity> group(comm_.self.keepAlive(), this);
+  enlist(group);
+  const auto self = Peer::self();
+  const bool severalHosts =
+      std::ranges::any_of(peers_, [&](const auto& peer) { return !peer.sameHost(self); });
+  // The process's status server has to run when its looks for news begin.
+  status_.store(std::shared_ptr<StatusPart>(StatusPart::begin(group, store_, severalHosts)));
+  const auto& library = comm_.library.api();
+  std::shared_ptr<status::Hosts> hosts;
+  if (!library.has(Feature::ring) || library.has(Feature::probe)) {
+    hosts = JobStore::of(store)->hosts();
+    options.slack = [weak = std::weak_ptr(hosts)] {
+      const auto known = weak.lock();
+      return known ? known->news().slack() : Milliseconds(0);
+    };
   }
   if (verdictAfter.load().count() > 0) {
     earlyAfter_ = verdictAfter;
     auto early = options;
-    if (early.poll) {
-      early.poll = [](bool) { return false; };  // only one caller may take the library's news
-    }
     early.goesOn = true;
-    early_.store(
-        HangDiagnosis::open(
-            std::make_unique<StoreBoard>(c10::make_intrusive<c10d::PrefixStore>("early", store_)),
-            std::move(early)));
+    auto board =
+        std::make_unique<StoreBoard>(c10::make_intrusive<c10d::PrefixStore>("early", store_));
+    auto diagnosis = HangDiagnosis::open(std::move(board), std::move(early));
+    if (hosts) {
+      hosts->news().listen(key_, diagnosis);
+    }
+    early_.store(std::move(diagnosis));
+  }
+  if (library.has(Feature::probe)) {
+    const auto job = JobStore::of(store);
+    options.look = library.probe(
+        comm_.library.get(), {.announce = [board = std::make_shared<StoreBoard>(job),
+                                           key = key_] { status::News::ring(*board, key); },
+                              .read = [job](const auto& body) { job->call(body); },
+                              .slack = options.slack});
   }
   options.dump = [this, weak = comm_.self.weak_from_this()] {
     if (const auto comm = weak.lock()) {
       dump();
     }
   };
-  auto board = std::make_unique<StoreBoard>(store_);
-  diagnosis_.store(HangDiagnosis::open(std::move(board), std::move(options)));
-  if (!queues() && comm_.self.pair().empty()) {
-    lateness_.open(store, std::to_string(key_) + "/" + prefix, group(), rank(), size());
+  auto diagnosis = HangDiagnosis::open(std::make_unique<StoreBoard>(store_), std::move(options));
+  if (hosts) {
+    hosts->news().listen(key_, diagnosis);
   }
-  const std::shared_ptr<GroupActivity> group(comm_.self.keepAlive(), this);
-  enlist(group);
-  const auto self = Peer::self();
-  const bool severalHosts =
-      std::ranges::any_of(peers_, [&](const auto& peer) { return !peer.sameHost(self); });
-  status_.store(std::shared_ptr<StatusPart>(StatusPart::begin(group, store_, severalHosts)));
+  diagnosis_.store(std::move(diagnosis));
+  hosts_.store(std::move(hosts));
+  if (!queues() && comm_.self.pair().empty()) {
+    lateness_.open(store, std::to_string(key_) + "/" + prefix, comm_.self.group(), rank(), size());
+  }
 }
 
 void DiagnosisClient::close() {
   status_.store({});
+  hosts_.store({});
   if (const auto early = early_.exchange({})) {
     if (comm_.failure.load()) {
       early->close();  // the failure has been reported
@@ -128,7 +143,7 @@ void DiagnosisClient::answer(Clock::time_point now) {
   const auto early = early_.load();
   const bool ring = diagnosis->takeRing();
   const bool ringEarly = early && early->takeRing();
-  const auto rings = comm_.library.ring(ring || ringEarly ? 1 : 0);
+  const auto rings = ring || ringEarly ? this->ring() : comm_.library.ring(0);
   const bool news = rings > heardRings_;
   heardRings_ = std::max(rings, heardRings_);
   for (const auto& each : {diagnosis, early}) {
@@ -139,6 +154,13 @@ void DiagnosisClient::answer(Clock::time_point now) {
       each->answer(snapshot(now));
     }
   }
+}
+
+uint64_t DiagnosisClient::ring() const {
+  if (const auto hosts = hosts_.load()) {
+    hosts->news().ring(key_);
+  }
+  return comm_.library.ring(1);
 }
 
 bool DiagnosisClient::meetsRootAlone() const {
@@ -273,7 +295,7 @@ void DiagnosisClient::askForDumps() {
   }
   if (const auto diagnosis = largest->diagnosis()) {
     diagnosis->askForDumps();
-    largest->comm_.library.ring(1);
+    largest->ring();
   }
 }
 

@@ -80,6 +80,8 @@ class DiagnosisClient final : public Observer, public GroupActivity {
   const LatenessClient& lateness() const override { return lateness_; }
 
  private:
+  // Makes the other ranks look at the board, and returns the number of the library's rings.
+  uint64_t ring() const;
   // Checks for questions of other ranks, and reports this rank's status if one is wanted.
   void answer(Clock::time_point now) REQUIRES(monitorThread);
   // Does what is due for verdicts that end nothing.
@@ -100,8 +102,9 @@ class DiagnosisClient final : public Observer, public GroupActivity {
   Milliseconds earlyAfter_{0};             // set before `early_`
   c10::intrusive_ptr<c10d::Store> store_;
   std::vector<Peer> peers_;
-  uint64_t key_ = 0;                 // the group's key, see GroupCounts
-  AtomicShared<StatusPart> status_;  // may be null; null when closed
+  uint64_t key_ = 0;                   // the group's key, see GroupCounts
+  AtomicShared<StatusPart> status_;    // may be null; null when closed
+  AtomicShared<status::Hosts> hosts_;  // null unless rings go through the store; null when closed
   LatenessClient lateness_;
 
   uint64_t heardRings_ GUARDED_BY(monitorThread) = 0;

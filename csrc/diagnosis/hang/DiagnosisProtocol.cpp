@@ -13,15 +13,15 @@ namespace {
 using std::chrono::milliseconds;
 
 // kTick: interval at which a rank looks at the board during a diagnosis. In large groups the
-// interval is kTickOfRank for each rank, since all ranks use one store. kTurn: length of a rank's
-// turn to look between diagnoses.
+// interval is kTickOfRank for each rank, since all ranks use one store. kStandingTick: interval at
+// which a rank looks whether a standing verdict has been ended.
 constexpr milliseconds kTick{20};
 constexpr std::chrono::microseconds kTickOfRank{100};
-constexpr milliseconds kTurn{1000};
+constexpr milliseconds kStandingTick{1000};
 
 // Limits from the start of a round, which all grow by Options::slack. kGather: for the answers. A
-// rank needs up to a second to answer, and another second to notice the diagnosis if the library
-// cannot ring all ranks. kFollow: for another rank's verdict, if this rank has asked, too.
+// rank needs up to a second to answer, and another second to notice the diagnosis if the ring goes
+// through the store. kFollow: for another rank's verdict, if this rank has asked, too.
 constexpr milliseconds kGather{2500};
 constexpr milliseconds kFollow{3200};
 
@@ -50,10 +50,8 @@ constexpr const char* kSuperseded = "";
 DiagnosisProtocol::DiagnosisProtocol(std::unique_ptr<SharedBoard> board, Options options)
     : board_(std::move(board)), options_(std::move(options)) {}
 
-DiagnosisProtocol::Clock::time_point DiagnosisProtocol::nextTurn(Clock::time_point now) const {
-  const auto round = kTurn * options_.turns;
-  const auto first = Clock::time_point(kTurn * options_.turn);
-  return first + ((now - first) / round + 1) * round;
+DiagnosisProtocol::Clock::time_point DiagnosisProtocol::nextLook(Clock::time_point now) {
+  return Clock::time_point((now.time_since_epoch() / kStandingTick + 1) * kStandingTick);
 }
 
 std::chrono::microseconds DiagnosisProtocol::tick() const {
@@ -97,13 +95,13 @@ void DiagnosisProtocol::advance() {
 void DiagnosisProtocol::look() {
   const bool asked = wanted_.request.has_value();
   endStanding();
-  bool news = options_.poll && options_.poll(/*thorough=*/wanted_.noticed || asked);
-  news = lookForDumps() || news;
+  if (options_.look) {
+    options_.look();
+  }
+  lookForDumps();
   const bool leads = asked && board_->claim(key("leader"), std::to_string(options_.rank));
   const bool goesOn = asked || board_->get(key("leader"));
-  // A rank that learned of the diagnosis by a ring does not ring again.
-  outcome_.rings =
-      leads || outcome_.askedForDumps || (options_.poll && !wanted_.noticed && (news || goesOn));
+  outcome_.rings = leads || outcome_.askedForDumps;
   if (!goesOn) {
     outcome_.looked = true;
     return;
@@ -135,9 +133,8 @@ void DiagnosisProtocol::endStanding() {
   }
 }
 
-// Asks for dumps if they are wanted. Otherwise dumps if another rank has asked, and returns whether
-// it has.
-bool DiagnosisProtocol::lookForDumps() {
+// Asks for dumps if they are wanted. Otherwise dumps if another rank has asked.
+void DiagnosisProtocol::lookForDumps() {
   if (wanted_.dumps) {
     dumps_ = board_->add("dumps", 1);
     outcome_.askedForDumps = true;
@@ -146,10 +143,8 @@ bool DiagnosisProtocol::lookForDumps() {
     if (asked > dumps_) {
       dumps_ = asked;
       options_.dump();
-      return true;
     }
   }
-  return false;
 }
 
 void DiagnosisProtocol::publish() {

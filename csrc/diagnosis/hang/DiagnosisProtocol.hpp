@@ -44,17 +44,12 @@ class DiagnosisProtocol {
     std::string number;                              // `rank` for texts
     std::vector<int> ranks;                          // ranks that take part
     std::function<Silent(int rank)> describeSilent;  // describes a rank that has not answered
-    // Set if a ring does not reach all ranks. This rank then looks at the board from time to time,
-    // and calls poll() before each look. poll() returns true if there is news: the ranks that
-    // receive this rank's rings then have to look, too. `thorough`: there may be news. May block,
-    // and raise as a SharedBoard may.
-    std::function<bool(bool thorough)> poll;
-    // Turn of this rank among the ranks that ring each other: each in turn looks for a second.
-    int turn = 0;
-    int turns = 1;
+    // Called before each look at the board, also to look for the library's news; may be empty. May
+    // block, and raise as a SharedBoard may.
+    std::function<void()> look;
     std::function<void(const std::string& text)> print;  // prints a verdict, or its end
     std::function<void()> dump;  // called when another rank asks; must not block or throw
-    // Returns by how much more than a second a ring may be late; may be empty, for never. A round
+    // Set if a ring takes some time. Returns by how much more than a second it may be late; a round
     // has that much more time for its answers and its verdict. Must not block.
     std::function<std::chrono::milliseconds()> slack;
     // True if the group goes on after a verdict. The verdict stands until its operation ends, and
@@ -105,9 +100,8 @@ class DiagnosisProtocol {
   bool ledStanding() const { return std::ranges::any_of(standing_, &Standing::led); }
   // Returns whether the next step needs Wanted::status.
   bool wantsStatus() const { return phase_ == Phase::answering && !round_.stacks; }
-  // Returns the start of this rank's next turn to look, after `now`. The processes of a host share
-  // the clock, and so take turns.
-  Clock::time_point nextTurn(Clock::time_point now) const;
+  // Returns the time, after `now`, of the next look for the end of a standing verdict.
+  static Clock::time_point nextLook(Clock::time_point now);
   // Returns the time that rounds have for late rings.
   std::chrono::milliseconds slack() const {
     return options_.slack ? options_.slack() : std::chrono::milliseconds(0);
@@ -125,7 +119,7 @@ class DiagnosisProtocol {
 
   void advance();
   void look();
-  bool lookForDumps();
+  void lookForDumps();
   void endStanding();
   void publish();
   void write();

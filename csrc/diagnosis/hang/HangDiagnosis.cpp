@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/Text.hpp"
-#include "base/Thread.hpp"
 #include "monitor/Monitor.hpp"
 #include "monitor/Printer.hpp"
 
@@ -17,8 +16,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How much earlier a failure's reason may arrive than the diagnosis that led to it, if the library
-// cannot ring all ranks.
+// How much earlier a failure's reason may arrive than the diagnosis that led to it, if rings go
+// through the store.
 constexpr milliseconds kLagging{200};
 
 // RunningTime after which a step counts as hanging in the store, if a thread waits for a failure's
@@ -38,12 +37,7 @@ std::shared_ptr<HangDiagnosis> HangDiagnosis::open(
   options.print = [rank = options.number](const std::string& text) {
     printLine("[rank " + rank + "] torchcomms_pg: " + text);
   };
-  std::shared_ptr<HangDiagnosis> made(new HangDiagnosis(std::move(board), std::move(options)));
-  if (made->options_.poll) {
-    LockGuard lock(made->mutex_);
-    made->wake();
-  }
-  return made;
+  return std::shared_ptr<HangDiagnosis>(new HangDiagnosis(std::move(board), std::move(options)));
 }
 
 std::shared_ptr<HangDiagnosis> HangDiagnosis::openWithoutThread(
@@ -65,14 +59,10 @@ void HangDiagnosis::close() {
 void HangDiagnosis::wake() {
   if (!running_ && !closed_ && broken_.empty()) {
     // Detached, not joined: the thread may be blocked in the store for any time.
-    if (options_.poll) {
-      startDetached("tcpg_verdict", "verdicts", [self = shared_from_this()] { self->run(); });
-    } else {
-      Monitor::get().runDetached([self = shared_from_this()] {
-        pthread_setname_np(pthread_self(), "tcpg_verdict");
-        self->run();
-      });
-    }
+    Monitor::get().runDetached([self = shared_from_this()] {
+      pthread_setname_np(pthread_self(), "tcpg_verdict");
+      self->run();
+    });
     running_ = true;
   }
   changed_.notify_all();
@@ -197,7 +187,7 @@ Verdict HangDiagnosis::await(const DiagnosisRequest& request, const std::functio
 std::optional<Verdict> HangDiagnosis::awaitOthers() {
   UniqueLock lock(mutex_);
   const auto ran = [&]() REQUIRES(mutex_) { return clock_.at(Clock::now()); };
-  const auto until = ran() + (options_.poll ? kLagging : milliseconds(0));
+  const auto until = ran() + (options_.slack ? kLagging : milliseconds(0));
   const auto end = ran() + kPatience;
   const auto known = [&]() REQUIRES(mutex_) {
     return closed_ || !broken_.empty() || (verdict_ && verdict_->extensionMs == 0);
@@ -299,10 +289,10 @@ bool HangDiagnosis::wanted() const {
 }
 
 std::optional<HangDiagnosis::Clock::time_point> HangDiagnosis::next(Clock::time_point now) const {
-  return !protocol_.idle()            ? std::optional(now + protocol_.tick())
-         : wanted()                   ? std::optional(now)
-         : options_.poll || standing_ ? std::optional(protocol_.nextTurn(now))
-                                      : std::nullopt;
+  return !protocol_.idle() ? std::optional(now + protocol_.tick())
+         : wanted()        ? std::optional(now)
+         : standing_       ? std::optional(DiagnosisProtocol::nextLook(now))
+                           : std::nullopt;
 }
 
 std::optional<HangDiagnosis::Clock::time_point> HangDiagnosis::due(Clock::time_point now) const {

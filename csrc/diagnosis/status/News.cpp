@@ -8,6 +8,7 @@
 #include <exception>
 #include <map>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -34,9 +35,9 @@ constexpr milliseconds kBetweenTurns{1000};
 // (StatusServer.cpp).
 constexpr milliseconds kGather{500};
 
-// Time after which a ring without a group is skipped: a rank may die after it has counted its ring,
-// and before it has written the group.
-constexpr milliseconds kRinging{3000};
+// Limit of the rings between two looks of which the groups are read. Beyond it, all groups are
+// notified: when many ranks connect with each other, each pair rings.
+constexpr int64_t kMany = 16;
 
 // Delay of a ring for which a round of a diagnosis has time anyway.
 constexpr milliseconds kUsualDelay{1000};
@@ -99,7 +100,7 @@ Turns& turns() {
 }
 
 // Has the other processes of the folder look into the store. Waits for none of them: a stopped
-// process looks when it goes on. Raises the folder's errors.
+// process looks when it goes on. Raises std::runtime_error if no descriptor is free.
 void passOn(const Folder& folder, uint64_t store) {
   const auto question = aboutNews(store);
   const auto own = Folder::own().name;
@@ -129,6 +130,8 @@ struct News::State {
   State(const std::string& store, std::shared_ptr<SharedBoard> given)
       : name(store), number(host::hashBytes(store.data(), store.size())), board(std::move(given)) {}
 
+  using Listeners = std::vector<std::weak_ptr<HangDiagnosis>>;
+
   const std::string name;  // of the store
   const uint64_t number;
   const std::shared_ptr<SharedBoard> board;
@@ -142,17 +145,17 @@ struct News::State {
   std::vector<uint64_t> rings GUARDED_BY(mutex);  // groups to ring for
   // By group.
   std::multimap<std::string, std::weak_ptr<HangDiagnosis>> listeners GUARDED_BY(mutex);
+  Listeners newcomers GUARDED_BY(mutex);  // to notify once
 
   // State of the thread. The counts are of news that this process has handled.
   std::optional<Folder> folder;  // empty without a status server
   // The folder for which this process has had its turn, "" without one.
   std::optional<std::string> entered;
-  int64_t passed = 0;                        // rings, for the host's other processes
-  int64_t heard = 0;                         // rings, for this process
-  int64_t answered = 0;                      // questions
-  std::optional<Clock::time_point> missing;  // since when the next ring has no group
+  int64_t passed = 0;    // rings, for the host's other processes
+  int64_t heard = 0;     // rings, for this process
+  int64_t answered = 0;  // questions
 
-  // Looks until `stop`. Raises the errors of the store and of the folder.
+  // Looks until `stop`. Raises the store's errors.
   void run() {
     // Another process of the host looks from the end of this function on, however it ends.
     struct Leaving {
@@ -165,12 +168,13 @@ struct News::State {
     UniqueLock lock(mutex);
     while (!stop) {
       const auto due = std::exchange(rings, {});
-      const bool now = std::exchange(told, false) || !due.empty() || missing;
+      const auto first = std::exchange(newcomers, {});
+      const bool now = std::exchange(told, false) || !due.empty();
       lock.unlock();
       for (const auto group : due) {
-        const auto count = NewsCount::add(*board, NewsCount::kRing);
-        board->set(keyOfRing(count.rings), std::to_string(group));
+        News::ring(*board, group);
       }
+      notify(first);  // a ring that comes later is heard, as it is not counted in `heard`
       if (const auto time = Clock::now(); time - checked >= kBetweenTurns) {
         checked = time;
         looks = isLooker();
@@ -178,7 +182,7 @@ struct News::State {
       const auto interval = looks || now ? look(looks && folder) : kBetweenTurns;
       lock.lock();
       wake.wait_for(lock, looks ? interval : kBetweenTurns, [&]() REQUIRES(mutex) {
-        return stop || told || !rings.empty();
+        return stop || told || !rings.empty() || !newcomers.empty();
       });
     }
   }
@@ -189,7 +193,8 @@ struct News::State {
     if (path.empty()) {
       folder.reset();
     } else if (!folder || folder->path() != path) {
-      folder.emplace(path);
+      folder.reset();
+      tried([&] { folder.emplace(path); });
     }
     const bool looks = !folder || turns().have(*folder, name);
     if (looks && entered != path) {
@@ -219,42 +224,69 @@ struct News::State {
   milliseconds look(bool forHost) {
     const auto count = NewsCount::add(*board, 0);
     slackMs = std::max(count.interval() - kUsualDelay, milliseconds(0)).count();
-    if (forHost && count.rings > std::exchange(passed, count.rings)) {
-      passOn(*folder, number);
+    if (forHost && count.rings > passed && tried([&] { passOn(*folder, number); })) {
+      passed = count.rings;
     }
     hear(count.rings);
-    if (forHost && count.questions > std::exchange(answered, count.questions)) {
-      const auto answer = std::to_string(count.questions) + " " + encode(gather(*folder, kGather));
-      board->set(keyOfAnswer(ownPlace()), answer);
+    std::string answer;
+    if (forHost && count.questions > answered &&
+        tried([&] { answer = encode(gather(*folder, kGather)); })) {
+      answered = count.questions;
+      board->set(keyOfAnswer(ownPlace()), std::to_string(count.questions) + " " + answer);
     }
     return count.interval();
   }
 
+  // Calls `body`, which uses the folder. Returns false if that has failed, for example since no
+  // descriptor is free: the next look tries again.
+  static bool tried(const auto& body) {
+    try {
+      body();
+      return true;
+    } catch (const std::runtime_error&) {
+      return false;
+    }
+  }
+
   void hear(int64_t rung) {
-    for (; heard < rung; ++heard) {
-      const auto group = board->get(keyOfRing(heard + 1));
-      const auto now = Clock::now();
-      if (!group && now - missing.value_or(now) < kRinging) {
-        missing = missing.value_or(now);
-        return;
-      }
-      missing.reset();
-      notify(group.value_or(""));
+    if (rung - heard > kMany) {
+      heard = rung;
+      notifyAll();
+    }
+    while (heard < rung) {
+      const auto group = board->get(keyOfRing(++heard));
+      // A rank counts its ring, and then writes the group, if it does not die before.
+      group ? notify(*group) : notifyAll();
     }
   }
 
   void notify(const std::string& group) {
-    std::vector<std::shared_ptr<HangDiagnosis>> found;
+    Listeners found;
     {
       LockGuard lock(mutex);
       for (auto [each, end] = listeners.equal_range(group); each != end; ++each) {
-        if (auto diagnosis = each->second.lock()) {
-          found.push_back(std::move(diagnosis));
-        }
+        found.push_back(each->second);
       }
     }
-    for (const auto& diagnosis : found) {
-      diagnosis->notice();
+    notify(found);
+  }
+
+  void notifyAll() {
+    Listeners found;
+    {
+      LockGuard lock(mutex);
+      for (const auto& [group, each] : listeners) {
+        found.push_back(each);
+      }
+    }
+    notify(found);
+  }
+
+  static void notify(const Listeners& found) {
+    for (const auto& each : found) {
+      if (const auto diagnosis = each.lock()) {
+        diagnosis->notice();
+      }
     }
   }
 };
@@ -265,8 +297,9 @@ News::News(const std::string& store, std::shared_ptr<SharedBoard> board)
     try {
       state->run();
     } catch (const std::exception&) {
-      // The store ended with the process that serves it, or no descriptor is free. Diagnoses that
-      // need the store report that, and other hosts that this host does not answer.
+      // The store ended with the process that serves it. Diagnoses that need the store report that,
+      // and other hosts that this host does not answer.
+      state->notifyAll();
     }
   });
 }
@@ -286,6 +319,13 @@ void News::listen(uint64_t group, const std::shared_ptr<HangDiagnosis>& diagnosi
   LockGuard lock(state_->mutex);
   std::erase_if(state_->listeners, [](const auto& known) { return known.second.expired(); });
   state_->listeners.emplace(std::to_string(group), diagnosis);
+  state_->newcomers.push_back(diagnosis);
+  state_->wake.notify_all();
+}
+
+void News::ring(SharedBoard& board, uint64_t group) {
+  const auto count = NewsCount::add(board, NewsCount::kRing);
+  board.set(keyOfRing(count.rings), std::to_string(group));
 }
 
 void News::ring(uint64_t group) {

@@ -60,9 +60,12 @@ class News {
   News& operator=(const News&) = delete;
 
   // Notifies `diagnosis`, while it exists, whenever a rank rings for `group`, including this rank.
+  // Also notifies it once now, since ranks may have rung before, and when the store is gone.
   void listen(uint64_t group, const std::shared_ptr<HangDiagnosis>& diagnosis);
   // Makes the thread ring for the group soon.
   void ring(uint64_t group);
+  // Rings for the group in the calling thread. May block, and raises the board's errors.
+  static void ring(SharedBoard& board, uint64_t group);
   // Makes the thread look soon, if `store` is the hash of the store's name.
   void look(uint64_t store);
   // Returns by how much more than a second a ring may be late.

@@ -16,8 +16,8 @@
 
 #include "base/FileDescriptor.hpp"
 #include "base/PerProcess.hpp"
+#include "base/StorePlace.hpp"
 #include "diagnosis/store/StoreBoard.hpp"
-#include "diagnosis/store/StorePlace.hpp"
 #include "host/Process.hpp"
 
 namespace torchcomms_pg {

@@ -16,8 +16,9 @@
 
 namespace torchcomms_pg {
 
-// The one connection over which this process's diagnosis speaks to a store. It is not torch's own,
-// in which a thread of the program may block for long. It is opened at the first call, since many
+// The one connection over which this process's diagnosis speaks to a store, and over which the
+// library looks for news. It is not torch's own, in which a thread of the program may block for
+// long. It is opened at the first call, since many
 // programs never need it. Threads' calls follow each other in the order of their begin.
 //
 // A store that hangs blocks all callers, and for any time, as TCPStore does. So a thread for which

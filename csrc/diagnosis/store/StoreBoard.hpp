@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/StorePlace.hpp"
 #include "base/StoreValue.hpp"
 #include "diagnosis/hang/SharedBoard.hpp"
 #include "diagnosis/store/JobStore.hpp"
-#include "diagnosis/store/StorePlace.hpp"
 
 namespace torchcomms_pg {
 
@@ -44,6 +44,11 @@ class StoreBoard final : public SharedBoard {
   }
 
   int64_t add(const std::string& key, int64_t value) override {
+    if (value == 0) {
+      // A FileStore would append each addition to its file.
+      const auto sum = get(key);
+      return sum ? std::stoll(*sum) : 0;
+    }
     return store_->call([&](auto& store) { return store.add(prefixes_ + key, value); });
   }
 

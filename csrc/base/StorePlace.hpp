@@ -18,6 +18,9 @@ struct StorePlace {
     }
   }
 
+  // Returns the prefix with which a PrefixStore of the job's store is at this place.
+  std::string prefix() const { return prefixes.substr(0, prefixes.size() - 1); }
+
   c10::intrusive_ptr<c10d::Store> store;  // the job's store
   std::string prefixes;                   // prefixes of the group's keys in it
 
