@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include <cstdint>
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -24,18 +25,30 @@ inline uint64_t threadNumber() {
       "); see the limits of the user, ulimit -u, and of the container, pids.max");
 }
 
-// Starts and returns a thread that runs `body`; the caller joins it. `name` has at most 15
+// Calls `body`, a thread's or a step of it. An exception, such as one for lack of memory, ends
+// `body`, but not the process. So what another thread waits for without a limit has to follow in a
+// later step. Other exceptions than std::exception pass: they are how threads are cancelled.
+template <class Body>
+void attempt(Body&& body) {
+  try {
+    body();
+  } catch (const std::exception&) {
+  }
+}
+
+// Starts and returns a thread that attempts `body`; the caller joins it. `name` has at most 15
 // characters and must live as long as `body`. If no thread can be started, destroys `body` and
 // throws std::system_error.
 template <class Body>
 std::thread startThread(const char* name, Body body) {
   return std::thread([name, body = std::move(body)]() mutable {
     pthread_setname_np(pthread_self(), name);
-    body();
+    attempt(body);
   });
 }
 
-// Starts a detached thread that runs `body`, which must own what it uses. Throws as startThread().
+// Starts a detached thread that attempts `body`, which must own what it uses. Throws as
+// startThread().
 template <class Body>
 void startDetached(const char* name, Body body) {
   startThread(name, std::move(body)).detach();

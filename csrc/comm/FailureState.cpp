@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/ExitGuard.hpp"
+#include "base/Thread.hpp"
 #include "comm/DeferredOps.hpp"
 #include "comm/GroupHooks.hpp"
 #include "comm/Identity.hpp"
@@ -45,16 +46,6 @@ struct InAbortHook {
   InAbortHook(const InAbortHook&) = delete;
   InAbortHook& operator=(const InAbortHook&) = delete;
 };
-
-// Calls one of the steps that follow a failure. After an exception, such as one for lack of memory,
-// the other steps still follow.
-template <class Step>
-void attempt(const Step& step) noexcept {
-  try {
-    step();
-  } catch (const std::exception&) {
-  }
-}
 
 // Describes an operation as ProcessGroupNCCL does.
 std::string describeAsNccl(const Operation& op) {

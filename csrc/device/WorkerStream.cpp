@@ -46,7 +46,7 @@ struct WorkerStream::State : std::enable_shared_from_this<State> {
     try {
       threads.reserve(threads.size() + 1);
       threads.push_back(startThread(name.c_str(), [self = shared_from_this()] { self->run(); }));
-    } catch (const std::system_error& error) {
+    } catch (const std::exception& error) {
       if (running == 0) {
         raiseNoThread(name, error.what());
       }

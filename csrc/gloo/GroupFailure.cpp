@@ -1,12 +1,15 @@
 #include "gloo/GroupFailure.hpp"
 
+#include <algorithm>
 #include <future>
+#include <iterator>
 #include <thread>
 #include <utility>
 
 #include "base/ExitGuard.hpp"
 #include "base/SharedPatience.hpp"
 #include "base/StoreValue.hpp"
+#include "base/Thread.hpp"
 #include "host/Interrupt.hpp"
 #include "monitor/Monitor.hpp"
 
@@ -39,17 +42,17 @@ std::string answerOf(int rank) {
 
 template <class... Args>
 void GroupFailure::call(std::function<void(Args...)> Actions::* which, Args... args) {
-  std::vector<Watcher> watchers;
+  std::shared_ptr<const std::vector<Watcher>> watchers;
   {
     LockGuard lock(mutex_);
     watchers = watchers_;
   }
-  for (const auto& watcher : watchers) {
+  for (const auto& watcher : *watchers) {
     // Locks an owner only if the action exists: if this becomes the owner's last reference, this
     // thread destroys the owner.
     const auto& action = watcher.actions.*which;
     if (const auto owner = action ? watcher.owner.lock() : nullptr) {
-      action(args...);
+      attempt([&] { action(args...); });
     }
   }
 }
@@ -126,18 +129,16 @@ void GroupFailure::write(std::string key, std::string text) {
   try {
     Monitor::get().runDetached([unfinished = ExitGuard(), self = shared_from_this(),
                                 key = std::move(key), text = std::move(text), written] {
-      try {
+      attempt([&] {  // if the store is gone, no rank can read the key
         self->store_->set(key, text);
         self->announce();
-      } catch (const std::exception&) {
-        // The store is gone, so no rank can read the key.
-      }
+      });
       written->set_value();
     });
     tellPatience.spend([&](std::chrono::milliseconds patience) {
       return ended.wait_for(patience) == std::future_status::ready;
     });
-  } catch (const std::runtime_error&) {
+  } catch (const std::exception&) {
     // No thread can be started.
   }
 }
@@ -262,15 +263,14 @@ void GroupFailure::answer(c10d::Store& group) const {
 
 void GroupFailure::tellOthers() {
   call(&Actions::tell);
-  try {
+  // If this raises, the other ranks notice only broken connections.
+  attempt([&] {
     const std::string text = host::encode(*known());
     // The first reason stays: two ranks may fail at once.
     if (claimIn(*store_, kReasonKey, text) == text) {
       announce();
     }
-  } catch (const std::exception&) {
-    // The other ranks notice only broken connections.
-  }
+  });
   {
     LockGuard lock(mutex_);
     told_ = true;
@@ -280,9 +280,14 @@ void GroupFailure::tellOthers() {
 }
 
 void GroupFailure::watch(const std::shared_ptr<void>& owner, Actions actions) {
+  auto watchers = std::make_shared<std::vector<Watcher>>();
+  std::shared_ptr<const std::vector<Watcher>> former;  // freed after the lock is released
   LockGuard lock(mutex_);
-  std::erase_if(watchers_, [](const Watcher& watcher) { return watcher.owner.expired(); });
-  watchers_.push_back({owner, std::move(actions)});
+  std::ranges::copy_if(*watchers_, std::back_inserter(*watchers), [](const Watcher& known) {
+    return !known.owner.expired();
+  });
+  watchers->push_back({owner, std::move(actions)});
+  former = std::exchange(watchers_, std::move(watchers));
 }
 
 void GroupFailure::awaitTold() {

@@ -129,7 +129,9 @@ class GroupFailure : public std::enable_shared_from_this<GroupFailure> {
   mutable Mutex mutex_;
   std::condition_variable changed_;
   std::optional<host::NcclError> failure_ GUARDED_BY(mutex_);
-  std::vector<Watcher> watchers_ GUARDED_BY(mutex_);
+  // The list never changes, so that telling a failure needs no memory for a copy.
+  std::shared_ptr<const std::vector<Watcher>> watchers_ GUARDED_BY(mutex_) =
+      std::make_shared<const std::vector<Watcher>>();
   // The other ranks can read the reason, or writing it has failed.
   bool told_ GUARDED_BY(mutex_) = false;
   Announcements announcements_ GUARDED_BY(mutex_);  // empty before announceBy()

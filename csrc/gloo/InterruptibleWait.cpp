@@ -51,7 +51,7 @@ struct InterruptibleWait::State {
       idle = false;
       const auto ended = [this]() REQUIRES(mutex) { return closed; };
       if (!changed.wait_for(lock, kSignalLook, ended) && waiting != nullptr) {
-        waiting->abort();
+        attempt([work = waiting] { work->abort(); });  // else at the next look
       }
     }
   }

@@ -8,6 +8,7 @@
 
 #include "base/ExitGuard.hpp"
 #include "base/Mutex.hpp"
+#include "base/Thread.hpp"
 #include "host/Names.hpp"
 #include "monitor/Monitor.hpp"
 
@@ -401,12 +402,12 @@ void Link::learn() {
         }
         // Aborts a wait that the previous look has seen, too.
         if (waiting->peer != kNone && waiting->peer == seen) {
-          reasons.at(seen).arrival->abort();
+          attempt([&] { reasons.at(seen).arrival->abort(); });  // else in the next look
         }
         seen = waiting->peer;
       }
     });
-  } catch (const std::runtime_error&) {
+  } catch (const std::exception&) {
     return;  // no thread can be started
   }
   for (const auto& [peer, reason] : reasons) {

@@ -168,7 +168,7 @@ Messages::Pair& Messages::pairWith(int peer) {
   try {
     startDetached(
         "tcpg_gloo", [self = shared_from_this(), peer, &pair] { self->receiveLoop(peer, pair); });
-  } catch (const std::system_error&) {
+  } catch (...) {
     pairs_.erase(entry);
     throw;
   }

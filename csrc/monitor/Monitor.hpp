@@ -72,7 +72,7 @@ class Monitor {
     return made;
   }
 
-  // Runs `body` in a new thread, or in the spare thread if no new thread can be started. Raises
+  // Attempts `body` in a new thread, or in the spare thread if no new thread can be started. Raises
   // std::runtime_error if neither is possible, since no Hold exists.
   void runDetached(std::function<void()> body);
 

@@ -108,6 +108,10 @@ void printLine(const std::string& line) {
   Printer::get().add(line + "\n");
 }
 
+void printError(const std::exception& error) noexcept {
+  attempt([&] { printLine(std::string("torchcomms_pg: ") + error.what()); });
+}
+
 bool awaitPrinted(std::chrono::milliseconds patience) {
   return Printer::get().awaitNone(patience);
 }

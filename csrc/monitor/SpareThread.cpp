@@ -25,7 +25,7 @@ struct SpareThread::State {
       auto body = std::move(due.front());
       due.pop_front();
       lock.unlock();
-      body();
+      attempt(body);
       body = nullptr;  // its captures may take locks when they are destroyed
       lock.lock();
     }

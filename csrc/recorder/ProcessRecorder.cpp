@@ -155,7 +155,7 @@ void dumpAfterFailure(int rank, std::chrono::milliseconds most) noexcept {
       dump(rank, most);
     }
   } catch (const std::exception& error) {
-    printLine(std::string("torchcomms_pg: ") + error.what());
+    printError(error);
   }
 }
 

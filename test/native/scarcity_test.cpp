@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cerrno>
 #include <future>
+#include <new>
 #include <stdexcept>
 
 #include "Messages.hpp"
@@ -76,6 +77,19 @@ TEST(theMonitorsSpareThreadRunsWhatHasNone) {
     first.get_future().wait();
     second.get_future().wait();
   }
+}
+
+TEST(aTaskThatRaisesEndsNeitherTheProcessNorTheSpareThread) {
+  const Monitor::Hold hold;
+  const auto runsAfterOne = [] {
+    std::promise<void> next;
+    Monitor::get().runDetached([] { throw std::bad_alloc(); });
+    Monitor::get().runDetached([&] { next.set_value(); });
+    next.get_future().wait();
+  };
+  runsAfterOne();
+  const NoThread none;
+  runsAfterOne();
 }
 
 TEST(aStreamWithoutAThreadTakesNoTask) {

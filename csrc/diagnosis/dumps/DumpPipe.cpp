@@ -96,7 +96,7 @@ struct DumpPipe::Reader {
     try {
       process_recorder::dump(rank);
     } catch (const std::exception& error) {
-      printLine(std::string("torchcomms_pg: ") + error.what());
+      printError(error);
     }
   }
 };

@@ -67,7 +67,7 @@ void write(const std::string& text, const std::vector<int64_t>& ranks) noexcept 
       known.content = std::move(content);
     }
   } catch (const std::exception& error) {
-    printLine(std::string("torchcomms_pg: ") + error.what());
+    printError(error);
   }
 }
 
@@ -86,7 +86,7 @@ void withdraw(const std::string& text) noexcept {
     }
     known.content.clear();
   } catch (const std::exception& error) {
-    printLine(std::string("torchcomms_pg: ") + error.what());
+    printError(error);
   }
 }
 

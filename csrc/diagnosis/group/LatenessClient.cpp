@@ -179,13 +179,8 @@ void LatenessClient::close() {
     return;
   }
   try {
-    Monitor::get().runDetached([unfinished = ExitGuard(), state] {
-      try {
-        state->takeBack();
-      } catch (const std::exception&) {
-        // The store ended with the rank that served it, and so did the key.
-      }
-    });
+    // It raises if the store ended with the rank that served it, and so did the key.
+    Monitor::get().runDetached([unfinished = ExitGuard(), state] { state->takeBack(); });
   } catch (const std::exception&) {
     // No thread can be started: the key stays in the store.
   }

@@ -123,13 +123,9 @@ class Entry final : public Monitor::Watched, public std::enable_shared_from_this
 
   static void apart(std::function<void()> body) {
     if (auto unfinished = ExitGuard::begin()) {
-      Monitor::get().runDetached([unfinished = std::move(unfinished), body = std::move(body)] {
-        try {
-          body();
-        } catch (const std::exception&) {
-          // No process serves the store.
-        }
-      });
+      // It raises if no process serves the store.
+      Monitor::get().runDetached(
+          [unfinished = std::move(unfinished), body = std::move(body)] { body(); });
     }
   }
 

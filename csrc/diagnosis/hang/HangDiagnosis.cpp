@@ -326,7 +326,11 @@ void HangDiagnosis::run() {
     }
     if (!closed_) {
       lock.unlock();
-      step(Clock::now());
+      try {
+        step(Clock::now());
+      } catch (const std::exception&) {
+        std::this_thread::sleep_for(protocol_.tick());  // out of memory
+      }
       lock.lock();
     }
   }

@@ -47,7 +47,9 @@ PartingQuestion::PartingQuestion(Asked asked) : state_(std::make_shared<State>()
   }
   try {
     startDetached("tcpg_parting", [unfinished, source, state = state_, asked = std::move(asked)] {
-      state->give((*source)(asked));
+      std::string text;
+      attempt([&] { text = (*source)(asked); });
+      state->give(std::move(text));
     });
   } catch (const std::system_error&) {
     state_->give("");  // no thread can be started

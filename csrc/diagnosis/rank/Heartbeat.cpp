@@ -108,7 +108,7 @@ void run() {
         return;
       }
     }
-    watch.look(options, Clock::now());
+    attempt([&] { watch.look(options, Clock::now()); });
     std::this_thread::sleep_for(std::clamp(options.patience / 4, milliseconds(10), kMaxTick));
   }
 }

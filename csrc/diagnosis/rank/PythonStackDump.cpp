@@ -90,7 +90,8 @@ void beginReading() {
   known.begun = now;
   known.underWay = true;
   const auto read = [unfinished, &known, holds = known.holds] {
-    auto lines = source()->askWithoutGil();
+    std::string lines;
+    attempt([&] { lines = source()->askWithoutGil(); });
     LockGuard locked(known.mutex);
     known.underWay = false;
     if (holds == known.holds) {
@@ -156,11 +157,14 @@ PythonStackDump::PythonStackDump(Stacks stacks)
   try {
     startDetached(
         "tcpg_python", [unfinished, state = state_, stacks = std::move(stacks)]() mutable {
-          state->slept = sleepsOf(gettid());
-          state->thread = gettid();
-          auto told = source()->ask(stacks, [&] {
-            state->hasGil = true;
-            forgetReading();
+          Told told;  // empty if memory is short
+          attempt([&] {
+            state->slept = sleepsOf(gettid());
+            state->thread = gettid();
+            told = source()->ask(stacks, [&] {
+              state->hasGil = true;
+              forgetReading();
+            });
           });
           stacks.clear();
           LockGuard lock(state->mutex);

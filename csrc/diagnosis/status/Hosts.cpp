@@ -152,17 +152,17 @@ void Hosts::ask(Clock::time_point until) {
     return;  // a hanging store blocks one thread, not one for each question
   }
   startDetached("tcpg_hosts", "asking other hosts", [self = state_, question, until] {
-    Told wrong;
-    try {
-      self->collect(question, until);
-    } catch (const std::exception& error) {
-      const std::string what = error.what();
-      wrong.unreached.push_back(
-          {"other hosts", "the job's store is gone (" + what.substr(0, what.find('\n')) + ")"});
-    }
-    if (!wrong.unreached.empty()) {
-      self->publish(question, wrong, true);
-    }
+    attempt([&] {
+      try {
+        self->collect(question, until);
+      } catch (const std::exception& error) {
+        const std::string what = error.what();
+        Told wrong;
+        wrong.unreached.push_back(
+            {"other hosts", "the job's store is gone (" + what.substr(0, what.find('\n')) + ")"});
+        self->publish(question, wrong, true);
+      }
+    });
     {
       LockGuard lock(self->mutex);
       self->asking = false;

@@ -169,6 +169,21 @@ struct StatusServer::State {
 
   void run(const std::shared_ptr<State>& self) {
     while (!stop.load(std::memory_order_acquire)) {
+      try {
+        serve(self);
+      } catch (const std::exception&) {
+        std::this_thread::sleep_for(milliseconds(kScarceMs));  // out of memory
+      }
+    }
+    while (!clients.empty()) {
+      drop(clients.begin());
+    }
+    // Ends connections that were not accepted. The socket's file has been removed or replaced.
+    listening = FileDescriptor();
+  }
+
+  void serve(const std::shared_ptr<State>& self) {
+    while (!stop.load(std::memory_order_acquire)) {
       std::vector<pollfd> polled{{wake.get(), POLLIN, 0}};
       const bool scarce = Clock::now() < scarceUntil;
       polled.push_back(
@@ -202,11 +217,6 @@ struct StatusServer::State {
         take();
       }
     }
-    while (!clients.empty()) {
-      drop(clients.begin());
-    }
-    // Ends connections that were not accepted. The socket's file has been removed or replaced.
-    listening = FileDescriptor();
   }
 
   int patience() const {
@@ -357,16 +367,19 @@ struct StatusServer::State {
 
   void beginJob(const std::shared_ptr<State>& self, Client& client, Clock::time_point now) {
     try {
-      startDetached("tcpg_job", [self, number = client.number, job = client.job] {
-        std::string text;
-        try {
-          text = job();
-        } catch (const std::exception& error) {
-          text = refused(error.what());
-        }
+      std::map<uint64_t, std::string> answer{{client.number, ""}};  // its end needs no memory
+      startDetached("tcpg_job", [self, answer = std::move(answer), job = client.job]() mutable {
+        auto& text = answer.begin()->second;
+        attempt([&] {
+          try {
+            text = job();
+          } catch (const std::exception& error) {
+            text = refused(error.what());
+          }
+        });
         {
           LockGuard lock(self->mutex);
-          self->done[number] = std::move(text);
+          self->done.merge(answer);
         }
         self->notify();
       });
@@ -460,7 +473,7 @@ StatusServer::StatusServer(Duties duties)
   state_->listening = state_->folder.listen();
   try {
     startDetached("tcpg_status", "its status", [state = state_] {
-      startGateway();
+      attempt(startGateway);
       state->run(state);
     });
   } catch (const std::exception&) {

@@ -9,6 +9,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/Thread.hpp"
 #include "diagnosis/hang/RunningTime.hpp"
 #include "diagnosis/store/StoreBoard.hpp"
 #include "monitor/Monitor.hpp"
@@ -35,30 +36,22 @@ std::string textOf(int rank, const std::string& word, const Group& group) {
 
 // Runs `body` in another thread, since the store may block, or be gone. Returns its result, or ""
 // if that takes longer than `patience`.
-std::string apart(Milliseconds patience, std::function<std::string()> body) noexcept {
-  try {
-    const auto done = std::make_shared<std::promise<std::string>>();
-    auto result = done->get_future();
-    Monitor::get().runDetached([body = std::move(body), done] {
-      std::string text;
-      try {
-        text = body();
-      } catch (const std::exception&) {
-        // The store has ended with the rank that served it.
-      }
-      done->set_value(std::move(text));
-    });
-    return waitRunning(result, patience) ? result.get() : "";
-  } catch (const std::exception&) {
-    return "";  // no thread can be started
-  }
+std::string apart(Milliseconds patience, std::function<std::string()> body) {
+  const auto done = std::make_shared<std::promise<std::string>>();
+  auto result = done->get_future();
+  Monitor::get().runDetached([body = std::move(body), done] {
+    std::string text;
+    attempt([&] { text = body(); });  // raises if the store has ended with the rank that served it
+    done->set_value(std::move(text));
+  });
+  return waitRunning(result, patience) ? result.get() : "";
 }
 
 }  // namespace
 
 void leave(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const std::string& how,
-    const InFlightOps& inFlight) noexcept {
+    const InFlightOps& inFlight) noexcept try {
   apart(kLeaving, [store, rank, size, how, last = inFlight.inspect([](const auto&, const auto& op) {
           return op.seq == 0 ? std::string() : ", after " + describe(op);
         })] {
@@ -77,6 +70,8 @@ void leave(
     }
     return "";
   });
+} catch (const std::exception&) {
+  // No thread can be started.
 }
 
 std::optional<Word> first(const c10::intrusive_ptr<c10d::Store>& store, const Group& group) {
@@ -96,7 +91,7 @@ bool has(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
 
 std::string tell(
     const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
-    const Group& group) noexcept {
+    const Group& group) noexcept try {
   return apart(kTelling, [store, ranks, group] {
     StoreBoard board(store);
     std::multimap<long long, std::string> words;  // by time
@@ -112,6 +107,8 @@ std::string tell(
     }
     return text;
   });
+} catch (const std::exception&) {
+  return "";  // no thread can be started
 }
 
 }  // namespace torchcomms_pg::left_words

@@ -588,12 +588,9 @@ void WatchedGroup::tellFailure(const Operation& op) noexcept {
     Monitor::get().runDetached([unfinished = std::move(unfinished), self = shared_from_this(),
                                 store = store_, what = torchcomms_pg::describe(op),
                                 done]() mutable {
-      self->dump();
-      try {
-        self->explainFailure(store, what);
-      } catch (const std::exception&) {
-        // The store has ended, for example with the rank that served it.
-      }
+      attempt([&] { self->dump(); });
+      // It raises if the store has ended, for example with the rank that served it.
+      attempt([&] { self->explainFailure(store, what); });
       done->set_value();
     });
   } catch (const std::exception&) {
