@@ -117,21 +117,22 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
   const bool ends = cause != Cause::requested && endsProcess();
   const bool end = ends && cause == Cause::met;
   failure.endsProcess = ends && !end;
-  std::shared_ptr<const Failure> none;
   auto ours = std::make_shared<const Failure>(std::move(failure));
   // Locked until hooksDone_ is set: once get() returns a failure, awaitHooks() waits for its hooks.
   LockGuard lock(mutex_);
-  if (end && !get()) {
-    ending_.store(true, std::memory_order_release);
+  if (auto known = get()) {
+    return known;  // the first failure is kept
   }
-  if (!failure_.compare_exchange_strong(none, ours)) {
-    return none;  // the first failure is kept
-  }
-  if (cause != Cause::requested) {
-    inFlight_.totals().noteFailure();
-  }
+  const auto keep = [&] {
+    ending_.store(end, std::memory_order_release);
+    failure_.store(ours);
+    if (cause != Cause::requested) {
+      inFlight_.totals().noteFailure();
+    }
+  };
   const auto unfinished = ExitGuard::begin();
   if (!unfinished) {  // hooks and dumps need the interpreter, which is ending
+    keep();
     if (end) {
       endProcess(ours->message);
     }
@@ -143,14 +144,17 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
   const bool dump = tells && recorders_.any();
   if (first || !table->abort.empty() || tells) {
     // Hooks may need the GIL and take time, and so may their destructors. The thread that found the
-    // failure must wait for neither.
+    // failure must wait for neither. The thread is started first: if memory is too short for it, no
+    // failure is set that nobody tells, and the caller tries again.
     const auto done = std::make_shared<std::promise<void>>();
-    hooksDone_ = done->get_future();
     Monitor::get().runDetached([unfinished, this, alive = self_.keepAlive(),
                                 first = std::move(first), table = std::move(table), end, dump,
                                 tells, ours, done] {
       {
         const InAbortHook inside;
+        {
+          const LockGuard set(mutex_);  // get() returns `ours` from now on
+        }
         if (tells) {
           attempt([&] { observer_.failed(*ours); });
         }
@@ -173,7 +177,9 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
       }
       done->set_value();
     });
+    hooksDone_ = done->get_future();
   }
+  keep();
   return ours;
 }
 
@@ -330,9 +336,11 @@ void FailureState::timeOut(const Operation& op, Milliseconds timeout, const Expl
   failure.ranks = std::move(ranks);
   failure.verdict = found.verdict;
   failure.parting = found.parting;
-  auto told = *setPrinted(*this, self_, op, std::move(failure));
-  told.message = "rank " + self_.group().numberOf(self_.rank()) + " gave up: " + told.message;
-  failLibrary(told);
+  failBoth([&] {
+    auto told = *setPrinted(*this, self_, op, std::move(failure));
+    told.message = "rank " + self_.group().numberOf(self_.rank()) + " gave up: " + told.message;
+    failLibrary(told);
+  });
 }
 
 void FailureState::lose(
@@ -342,11 +350,13 @@ void FailureState::lose(
       rankNames(ranks) + (pids.size() == 1 ? " (pid " : " (pids ") + joinRanks(pids) + ") died" +
           ofGraphs());
   failure.ranks = ranks;
-  failLibrary(*setPrinted(*this, self_, op, std::move(failure)));
+  failBoth([&] { failLibrary(*setPrinted(*this, self_, op, std::move(failure))); });
 }
 
 void FailureState::failBy(const std::string& why) {
-  failLibrary(*set(requested(self_, "aborted", " by " + why + ofGraphs()), Cause::requested));
+  failBoth([&] {
+    failLibrary(*set(requested(self_, "aborted", " by " + why + ofGraphs()), Cause::requested));
+  });
 }
 
 void FailureState::abort(const std::string& why) {

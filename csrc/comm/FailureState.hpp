@@ -119,6 +119,25 @@ class FailureState {
   // Makes the library fail, see CommHandle::fail() and setEndsProcess().
   void failLibrary(const Failure& failure);
 
+  // Calls `body`, which sets a failure and makes the library fail. If an exception comes between
+  // the two, such as one for lack of memory, has the monitor call failLibraryIfDue(): otherwise
+  // blocked threads would stay so.
+  template <class Body>
+  void failBoth(const Body& body) {
+    try {
+      body();
+    } catch (...) {
+      libraryIsDue_ = true;
+      throw;
+    }
+  }
+  void failLibraryIfDue(const Failure& failure) {
+    if (libraryIsDue_) {
+      failLibrary(failure);
+      libraryIsDue_ = false;
+    }
+  }
+
   // Runs the pending handlers of signals if the calling thread may. If one raises, fails the
   // communicator and returns the handler's exception; otherwise returns null.
   std::exception_ptr interruption();
@@ -143,6 +162,7 @@ class FailureState {
   Observer& observer_;
   std::atomic<bool> endsProcess_{false};
   std::atomic<bool> ending_{false};  // a thread will end the process when hooks have run
+  std::atomic<bool> libraryIsDue_{false};
   mutable std::atomic<bool> told_{false};
   mutable Mutex mutex_;
   std::shared_future<void> hooksDone_ GUARDED_BY(mutex_);

@@ -99,7 +99,8 @@ void Watchdog::check(Clock::time_point now) noexcept {
       deferred_.wake();
     }
     observer_.check(now);
-    if (failureState_.get()) {
+    if (const auto failure = failureState_.get()) {
+      failureState_.failLibraryIfDue(*failure);
       return;
     }
     if (first && noticeDeath(now)) {
@@ -227,10 +228,12 @@ void Watchdog::printExtension(const Operation& op, Milliseconds timeout, const s
 
 void Watchdog::explainFailure(const Operation& op) {
   apart([this, op] {
-    failureState_.asyncError(op);
-    if (const auto failure = failureState_.get()) {
-      failureState_.failLibrary(*failure);  // queued operations must not wait for a dead peer
-    }
+    failureState_.failBoth([&] {
+      failureState_.asyncError(op);
+      if (const auto failure = failureState_.get()) {
+        failureState_.failLibrary(*failure);  // queued operations must not wait for a dead peer
+      }
+    });
   });
 }
 

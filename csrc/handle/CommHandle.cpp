@@ -117,16 +117,26 @@ uint64_t CommHandle::ring(uint64_t times) const {
 
 void CommHandle::fail(const Failure& failure, std::shared_ptr<const void> owner) {
   if (api_.has(Feature::fail)) {
-    with(
-        [&](ncclComm_t comm) { api_.fail(comm, ncclRemoteError, failure.message, failure.ranks); });
+    auto result = ncclSuccess;
+    with([&](ncclComm_t comm) {
+      result = api_.fail(comm, ncclRemoteError, failure.message, failure.ranks);
+    });
+    if (result == ncclSystemError) {
+      throw host::NcclError(result, "out of memory");  // the caller may try again
+    }
     return;
   }
   if (!process_.isThis() || failing_.exchange(true)) {
     return;
   }
   // NCCL may block until its kernels have ended. The caller must not block.
-  Monitor::get().runDetached(
-      [unfinished = ExitGuard(), owner = std::move(owner), this] { failNow(); });
+  try {
+    Monitor::get().runDetached(
+        [unfinished = ExitGuard(), owner = std::move(owner), this] { failNow(); });
+  } catch (...) {
+    failing_ = false;  // the caller may try again
+    throw;
+  }
 }
 
 void CommHandle::failNow() {
