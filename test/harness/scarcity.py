@@ -1,13 +1,19 @@
-"""Makes a rank run out of threads or descriptors: called in that rank, without effect on others."""
+"""Makes a rank run out of threads, descriptors or memory: called in it, others go on as before."""
 
 import contextlib
 import ctypes
+import functools
 import os
 import platform
 import resource
 import struct
+import subprocess
+import tempfile
+import types
 
 import pytest
+
+from harness import TESTS
 
 _PR_SET_NO_NEW_PRIVS = 38
 _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC = 1, 1
@@ -62,3 +68,32 @@ def no_more_descriptors():
         for descriptor in held:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@functools.cache
+def short_of_memory():
+    """The variables to start a process with that is to have `failing_allocation`."""
+    # conftest.py removes this folder.
+    path = f"{tempfile.mkdtemp(dir=os.path.dirname(os.environ['TORCH_FR_DUMP_TEMP_FILE']))}/new.so"
+    source = TESTS / "harness/short_memory.cpp"
+    subprocess.run(["g++", "-std=c++20", "-O1", "-shared", "-fPIC", source, "-o", path], check=True)
+    return {"LD_PRELOAD": path}
+
+
+@contextlib.contextmanager
+def failing_allocation(threads, number):
+    """Makes an allocation of the library's C++ fail in the process's threads of this name.
+
+    Gives an object whose `seen` becomes the number of such allocations.
+
+    Args:
+        threads: the begin of the threads' names.
+        number: which of the block's allocations fails, from 1 on; 0: none.
+    """
+    library = ctypes.CDLL(None)
+    library.failAllocation(threads.encode(), ctypes.c_long(number))
+    allocations = types.SimpleNamespace(seen=0)
+    try:
+        yield allocations
+    finally:
+        allocations.seen = library.endFailure()
