@@ -275,7 +275,8 @@ def test_a_group_leaves_one_key_in_the_store_beside_those_of_gloos_connections(
     """That of the last round in which its ranks met. Gloo's have one for each rank of a group."""
     with Ranks(3) as ranks:
         for before, after in ranks.run(keys_of_groups, backend, 5):
-            assert after - before == 5 * (1 + of_connections)
+            beyond = after - before - 5 * (1 + of_connections)
+            assert 0 <= beyond <= 3  # the job's own, if its host has looked for rings meanwhile
 
 
 def join_as_another_user(culprit):
