@@ -8,6 +8,7 @@
 #include <exception>
 #include <map>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -53,22 +54,23 @@ std::string keyOfRing(int64_t number) {
 
 // This process's locks on the folder's file of turns, one byte for each store. The locks end with
 // the process, and a forked child has none. One descriptor serves all stores, since closing any
-// descriptor of the file releases all locks.
+// descriptor of the file releases all locks. It is closed when the last store is left.
 class Turns {
  public:
   // Takes the turn if it is free. Returns whether this process answers for its host: it has the
   // turn, or the process with the turn is stopped.
   bool have(const Folder& folder, const std::string& store) {
     LockGuard lock(mutex_);
-    if (file_ < 0) {
-      file_ =
-          open((folder.path() + "/turns").c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    stores_.insert(store);
+    if (!file_) {
+      constexpr int kFlags = O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC;
+      file_ = FileDescriptor(open((folder.path() + "/turns").c_str(), kFlags, 0600));
     }
     auto wanted = lockOf(store, F_WRLCK);
-    if (file_ < 0 || fcntl(file_, F_SETLK, &wanted) == 0) {
+    if (!file_ || fcntl(file_.get(), F_SETLK, &wanted) == 0) {
       return true;  // without a file every process answers
     }
-    if (fcntl(file_, F_GETLK, &wanted) != 0 || wanted.l_type == F_UNLCK) {
+    if (fcntl(file_.get(), F_GETLK, &wanted) != 0 || wanted.l_type == F_UNLCK) {
       return true;
     }
     const char state = host::processState(static_cast<uint32_t>(wanted.l_pid));
@@ -78,7 +80,11 @@ class Turns {
   void leave(const std::string& store) {
     LockGuard lock(mutex_);
     const auto wanted = lockOf(store, F_UNLCK);
-    fcntl(file_, F_SETLK, &wanted);
+    fcntl(file_.get(), F_SETLK, &wanted);
+    stores_.erase(store);
+    if (stores_.empty()) {
+      file_ = FileDescriptor();
+    }
   }
 
  private:
@@ -92,7 +98,8 @@ class Turns {
   }
 
   Mutex mutex_;
-  int file_ GUARDED_BY(mutex_) = -1;
+  std::set<std::string> stores_ GUARDED_BY(mutex_);  // which this process looks into
+  FileDescriptor file_ GUARDED_BY(mutex_);
 };
 Turns& turns() {
   static PerProcess<Turns> ofProcess;
