@@ -18,8 +18,8 @@ namespace torchcomms_pg {
 
 // The one connection over which this process's diagnosis speaks to a store, and over which the
 // library looks for news. It is not torch's own, in which a thread of the program may block for
-// long. It is opened at the first call, since many
-// programs never need it. Threads' calls follow each other in the order of their begin.
+// long. It is opened at the first call, since many programs never need it. Threads' calls follow
+// each other in the order of their begin.
 //
 // A store that hangs blocks all callers, and for any time, as TCPStore does. So a thread for which
 // others wait with a limit makes the call (HangDiagnosis, Monitor::runDetached), and none waits
@@ -33,8 +33,7 @@ namespace torchcomms_pg {
 // parent's is only destroyed, which closes the child's copy of the descriptor. Thread-safe.
 class JobStore : public std::enable_shared_from_this<JobStore> {
  public:
-  // Returns the connection to a store, without its prefixes. All callers in a process
-  // share it.
+  // Returns the connection to a store, without its prefixes. All callers in a process share it.
   static std::shared_ptr<JobStore> of(const c10::intrusive_ptr<c10d::Store>& prefixed);
   // Returns the connection to the store of a TCPStore's server.
   static std::shared_ptr<JobStore> at(const std::string& host, uint16_t port);
