@@ -558,6 +558,36 @@ def test_many_tests_leave_no_descriptor_thread_process_file_or_memory(tmp_path):
     assert not list(folders["tmp"].iterdir()) and not list(folders["home"].iterdir())
 
 
+LATE_RANK = """
+import os, time
+import pytest
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup():
+    if os.environ.get("RANK") == "1":
+        time.sleep(1.5)
+    return (yield)
+"""
+LATE_RANKS_GROUP = """
+from datetime import timedelta
+import pytest, torch
+import torch.distributed as dist
+
+@pytest.mark.ranks(2, timeout=1)
+def test_group():
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    assert backend.options._timeout == timedelta(seconds=1)
+"""
+
+
+@pytest.mark.parametrize("backend", ["torchcomms", "gloo"])
+def test_a_group_is_made_though_a_rank_comes_later_than_its_timeout(tmp_path, backend):
+    (tmp_path / "conftest.py").write_text(LATE_RANK)
+    (tmp_path / "group.py").write_text(LATE_RANKS_GROUP)
+    run = run_pytest(tmp_path, "group.py", f"--ranks-backend={backend}")
+    assert "1 passed" in run.stdout, run.stdout + run.stderr
+
+
 @pytest.mark.slow
 def test_processes_of_xdist_have_their_own_ranks(tmp_path):
     pytest.importorskip("xdist")

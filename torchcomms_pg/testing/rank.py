@@ -36,6 +36,9 @@ _ALWAYS = {
 
 _SIGNALS = tuple(signal.valid_signals())
 
+# Seconds that ranks wait for each other at least to make a group: a busy machine starts some late.
+_JOINING = 30.0
+
 
 def _set_deterministic(mode: int) -> None:
     """Sets torch's deterministic mode, as a number of `torch.get_deterministic_debug_mode`."""
@@ -145,10 +148,13 @@ class Fresh:
             store=self.store(),
             rank=setting.rank,
             world_size=setting.world,
-            timeout=timedelta(seconds=setting.timeout),
+            timeout=timedelta(seconds=max(setting.timeout, _JOINING)),
         )
+        group = dist.group.WORLD
+        assert group is not None
+        group.set_timeout(timedelta(seconds=setting.timeout))
         if keep:
-            _kept = setting.backend, setting.timeout, dist.group.WORLD
+            _kept = setting.backend, setting.timeout, group
 
     def store(self) -> dist.Store:
         """Returns a client of the store; its keys are this test's."""
@@ -156,7 +162,7 @@ class Fresh:
             "127.0.0.1",
             self.setting.port,
             is_master=False,
-            timeout=timedelta(seconds=max(self.setting.timeout, 30.0)),
+            timeout=timedelta(seconds=max(self.setting.timeout, _JOINING)),
         )
         return dist.PrefixStore(f"test{self.setting.number}", store)
 
