@@ -35,7 +35,15 @@ void setExchange(
 void setGrouped(const Communicator& comm, PreparedOp& call, std::vector<Collective> collectives) {
   call.task = [&api = comm.api(), collectives = std::move(collectives)](
                   ncclComm_t handle, cudaStream_t stream) {
-    return api.runGrouped(collectives, handle, stream);
+    return api.grouped([&] {
+      for (const auto& collective : collectives) {
+        const auto result = api.run(collective, handle, stream);
+        if (result != ncclSuccess) {
+          return result;
+        }
+      }
+      return ncclSuccess;
+    });
   };
 }
 

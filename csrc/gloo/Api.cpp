@@ -5,7 +5,6 @@
 
 #include "base/NeverDestroyed.hpp"
 #include "host/HostStream.hpp"
-#include "nccl/ElementSize.hpp"
 #include "shm/api/Api.hpp"
 #include "shm/api/GroupCalls.hpp"
 #include "shm/api/Handles.hpp"
@@ -155,17 +154,11 @@ ncclResult_t add(Task task) {
 
 class SeveralHosts final : public Library {
  public:
-  bool has(Feature feature) const override {
-    switch (feature) {
-      case Feature::barrier:
-      case Feature::tags:
-      case Feature::fail:
-      case Feature::missingRanks:
-      case Feature::ring:
-      case Feature::probe: return true;
-      default: return false;
-    }
-  }
+  SeveralHosts()
+      : Library(
+            {}, {Feature::barrier, Feature::tags, Feature::fail, Feature::missingRanks,
+                 Feature::ring, Feature::probe}) {}
+
   int version() const override { return shm::library().version(); }
 
   const char* getErrorString(ncclResult_t result) const override {

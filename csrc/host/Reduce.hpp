@@ -6,7 +6,7 @@
 
 #include <cstddef>
 
-#include "nccl/ElementSize.hpp"
+#include "nccl/Collective.hpp"
 
 namespace torchcomms_pg::host {
 

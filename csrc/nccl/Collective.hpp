@@ -1,4 +1,4 @@
-// Description of one rank's part in a collective, for all libraries.
+// Description of one rank's part in a collective, for all libraries, and sizes of NCCL's types.
 #pragma once
 
 #include <nccl.h>
@@ -23,6 +23,12 @@ enum class CollectiveKind : uint8_t {
   window,
   barrier,
 };
+
+// Returns the size of one element in bytes, or 0 for a type that NCCL does not define.
+constexpr size_t elementSize(ncclDataType_t type) {
+  constexpr size_t kSizes[ncclNumTypes] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+  return type >= 0 && type < ncclNumTypes ? kSizes[type] : 0;
+}
 
 // The identity of a collective. Ranks whose signatures for the same step differ have called
 // different collectives. 12 bytes, so that a rank's progress, with its last four signatures, fits a

@@ -79,12 +79,13 @@ Libnccl::Libnccl(void* handle, std::string path, std::string origin)
   TORCHCOMMS_PG_NCCL_OPTIONAL(TORCHCOMMS_PG_RESOLVE)
 #undef TORCHCOMMS_PG_RESOLVE
 
-  if (table_.getVersion == nullptr || table_.getVersion(&version_) != ncclSuccess) {
+  int version = 0;
+  if (table_.getVersion == nullptr || table_.getVersion(&version) != ncclSuccess) {
     throw LibraryError(
         path_ + " (" + origin_ + ") is not NCCL: it does not tell its version by ncclGetVersion. " +
         kInstall);
   }
-  const auto what = "NCCL " + versionText(version_) + " at " + path_ + " (" + origin_ + ")";
+  const auto what = "NCCL " + versionText(version) + " at " + path_ + " (" + origin_ + ")";
   if (!absent.empty()) {
     std::string names;
     for (const auto& name : absent) {
@@ -94,32 +95,32 @@ Libnccl::Libnccl(void* handle, std::string path, std::string origin)
         what + " lacks " + names + ", which every NCCL from " + versionText(kOldest) + " on has. " +
         kInstall);
   }
-  if (version_ < kOldest) {
+  if (version < kOldest) {
     throw LibraryError(
         what + " is too old: torchcomms_pg needs " + versionText(kOldest) + " or later. " +
         kInstall);
   }
 }
 
-const Libnccl& Libnccl::keep(Libraries& libraries, void* handle, const std::string& origin) {
-  // dlopen has returned the same handle if the file was loaded before, even by another path.
-  const auto known = libraries.find(handle);
-  if (known != libraries.end()) {
-    dlclose(handle);  // the first load keeps the file open
-    return *known->second;
-  }
-  std::unique_ptr<const Libnccl> library(new Libnccl(handle, pathOf(handle), origin));
-  return *libraries.emplace(handle, std::move(library)).first->second;
-}
-
 const Libnccl& Libnccl::load(const LibrarySearch& search) {
   // Never destroyed: the library's threads may run until the process ends.
   struct Loaded {
     Mutex mutex;
-    Libraries all GUARDED_BY(mutex);
+    std::map<void*, std::unique_ptr<const Libnccl>> all GUARDED_BY(mutex);  // by handle
   };
   static auto& loaded = neverDestroyed<Loaded>();
   const LockGuard lock(loaded.mutex);
+  const auto keep = [](void* handle, const char* origin) REQUIRES(loaded.mutex) {
+    auto& library = loaded.all[handle];
+    if (library == nullptr) {
+      library.reset(new Libnccl(handle, pathOf(handle), origin));
+    } else {
+      // dlopen has returned the same handle, even if it was by another path. The first load keeps
+      // the file open.
+      dlclose(handle);
+    }
+    return library.get();
+  };
   // Loads only with RTLD_LOCAL: NCCL calls its own functions by name, so a copy in the global scope
   // would replace the functions of another copy.
   constexpr int kFlags = RTLD_NOW | RTLD_LOCAL;
@@ -131,7 +132,7 @@ const Libnccl& Libnccl::load(const LibrarySearch& search) {
           ". Set TORCHCOMM_NCCL_LIBRARY, or the option nccl_library, to the path of libnccl.so.2, "
           "or leave it unset to use torch's");
     }
-    return keep(loaded.all, handle, "chosen by TORCHCOMM_NCCL_LIBRARY or an option");
+    return *keep(handle, "chosen by TORCHCOMM_NCCL_LIBRARY or an option");
   }
   std::string tried;
   const auto open = [&](const std::string& file, int flags) {
@@ -145,15 +146,15 @@ const Libnccl& Libnccl::load(const LibrarySearch& search) {
   if (mapped.empty()) {
     tried += "\n  the libraries of this process: none is " + search.soname;
   } else if (void* const handle = open(mapped, kFlags | RTLD_NOLOAD)) {
-    return keep(loaded.all, handle, "loaded by torch already");
+    return *keep(handle, "loaded by torch already");
   }
   if (search.folder.empty()) {
     tried += "\n  Python's packages: no nvidia.nccl is installed";
   } else if (void* const handle = open(search.folder + "/lib/" + search.soname, kFlags)) {
-    return keep(loaded.all, handle, "of the installed NCCL package");
+    return *keep(handle, "of the installed NCCL package");
   }
   if (void* const handle = open(search.soname, kFlags)) {
-    return keep(loaded.all, handle, "found by the system's loader");
+    return *keep(handle, "found by the system's loader");
   }
   throw LibraryError("NCCL's library was not found. Tried:" + tried + "\n" + kInstall);
 }

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "nccl/NcclLibrary.hpp"
+#include "nccl/Library.hpp"
 
 namespace torchcomms_pg {
 
@@ -25,7 +25,7 @@ struct LibrarySearch {
 
 // One loaded libnccl, which is never unloaded. All functions come from the same handle, so that
 // functions of two copies never mix.
-class Libnccl final : public NcclLibrary {
+class Libnccl final : public Library {
  public:
   // Loads the chosen path, or if none is set the first of these that can be loaded: the file that
   // the process has mapped, which is usually torch's; the file of the package; the file that the
@@ -34,7 +34,6 @@ class Libnccl final : public NcclLibrary {
   static const Libnccl& load(const LibrarySearch& search);
 
   const std::string& path() const { return path_; }
-  int version() const override { return version_; }
 
   // Returns a text that says how the library was found.
   const std::string& origin() const { return origin_; }
@@ -44,12 +43,9 @@ class Libnccl final : public NcclLibrary {
 
  private:
   Libnccl(void* handle, std::string path, std::string origin);
-  using Libraries = std::map<void*, std::unique_ptr<const Libnccl>>;  // by handle
-  static const Libnccl& keep(Libraries& libraries, void* handle, const std::string& origin);
 
   std::string path_;
   std::string origin_;
-  int version_ = 0;
   std::vector<std::string> missing_;
 };
 

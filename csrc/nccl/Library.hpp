@@ -7,14 +7,16 @@
 
 #include <chrono>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "nccl/Collective.hpp"
-#include "nccl/NewerNccl.hpp"
+#include "nccl/NcclApi.hpp"
 
 namespace c10d {
 class Store;
@@ -107,51 +109,63 @@ class LibraryError : public std::runtime_error {
 std::string versionText(int version);
 
 // A library. It is never destroyed, since its threads may outlive every communicator. A method with
-// the name of an NCCL function has that function's parameters and is as thread-safe. A method of a
-// feature that the library lacks does what the body below does: most return an error.
+// the name of an NCCL function has that function's parameters and is as thread-safe. The bodies
+// below call the function in the table, and return ncclInvalidUsage if the table lacks it; a method
+// of a feature beyond NCCL does what its body says.
 class Library {
  public:
-  Library() = default;
+  // `beyond`: features that are not NCCL's.
+  explicit Library(const NcclApi& table = {}, std::initializer_list<Feature> beyond = {});
   virtual ~Library() = default;
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
 
-  virtual bool has(Feature feature) const = 0;
+  bool has(Feature feature) const;
   // Returns the version as ncclGetVersion reports it, e.g. 23007 for 2.30.7.
-  virtual int version() const = 0;
+  virtual int version() const;
   // Returns the number of signals: sigIdx is less. NCCL guarantees only sigIdx 0.
   virtual int signals() const { return 1; }
 
-  virtual const char* getErrorString(ncclResult_t result) const = 0;
-  virtual const char* getLastError(ncclComm_t comm) const = 0;
+  virtual const char* getErrorString(ncclResult_t result) const {
+    return table_.getErrorString(result);
+  }
+  virtual const char* getLastError(ncclComm_t comm) const { return table_.getLastError(comm); }
 
   // Communicators. init() makes the communicator of the ranks that pass equal `ids`.
-  virtual ncclResult_t getUniqueId(ncclUniqueId*) const { return ncclInvalidUsage; }
-  virtual ncclResult_t init(
-      ncclComm_t* /*made*/, std::span<ncclUniqueId> /*ids*/, int /*ranks*/, int /*rank*/,
-      ncclConfig_t*) const {
-    return ncclInvalidUsage;
+  ncclResult_t getUniqueId(ncclUniqueId* id) const { return call(table_.getUniqueId, id); }
+  ncclResult_t init(
+      ncclComm_t* made, std::span<ncclUniqueId> ids, int ranks, int rank,
+      ncclConfig_t* config) const;
+  virtual ncclResult_t commFinalize(ncclComm_t comm) const {
+    return call(table_.commFinalize, comm);
   }
-  virtual ncclResult_t commFinalize(ncclComm_t comm) const = 0;
-  virtual ncclResult_t commDestroy(ncclComm_t comm) const = 0;
-  virtual ncclResult_t commAbort(ncclComm_t comm) const = 0;
+  virtual ncclResult_t commDestroy(ncclComm_t comm) const { return call(table_.commDestroy, comm); }
+  virtual ncclResult_t commAbort(ncclComm_t comm) const { return call(table_.commAbort, comm); }
   virtual ncclResult_t commSplit(
-      ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_t* config) const = 0;
+      ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_t* config) const {
+    return call(table_.commSplit, comm, color, key, made, config);
+  }
   // Returns the library of a communicator that commSplit made; gloo/ may make one of shared memory.
   virtual const Library& libraryOf(ncclComm_t) const { return *this; }
   // Does what ncclCommShrink does. Shared memory returns ncclInProgress and makes no communicator
   // if this rank would wait past `deadline` for other remaining ranks; NCCL ignores `deadline`.
   virtual ncclResult_t shrink(
-      ncclComm_t, std::span<int> /*excluded*/, ncclComm_t* /*made*/, ncclConfig_t*, int /*flags*/,
-      std::chrono::steady_clock::time_point /*deadline*/) const {
-    return ncclInvalidUsage;
+      ncclComm_t comm, std::span<int> excluded, ncclComm_t* made, ncclConfig_t* config, int flags,
+      std::chrono::steady_clock::time_point deadline) const;
+  ncclResult_t commRevoke(ncclComm_t comm, int flags) const {
+    return call(table_.commRevoke, comm, flags);
   }
-  virtual ncclResult_t commRevoke(ncclComm_t, int) const { return ncclInvalidUsage; }
-  virtual ncclResult_t commCount(ncclComm_t comm, int* count) const = 0;
-  virtual ncclResult_t commUserRank(ncclComm_t comm, int* rank) const = 0;
+  virtual ncclResult_t commCount(ncclComm_t comm, int* count) const {
+    return call(table_.commCount, comm, count);
+  }
+  virtual ncclResult_t commUserRank(ncclComm_t comm, int* rank) const {
+    return call(table_.commUserRank, comm, rank);
+  }
 
   // Failures.
-  virtual ncclResult_t commGetAsyncError(ncclComm_t comm, ncclResult_t* error) const = 0;
+  virtual ncclResult_t commGetAsyncError(ncclComm_t comm, ncclResult_t* error) const {
+    return call(table_.commGetAsyncError, comm, error);
+  }
   // Declares the communicator failed on every rank, by the fault of `ranks` (may be empty). Blocked
   // and later calls return `result`, and getLastError returns `reason`. Callable from any thread at
   // any time; a communicator keeps its first failure.
@@ -179,19 +193,19 @@ class Library {
 
   // Operations, in the order of `stream`.
   //
-  // Runs a collective. Copies its description. Only libnccl may check the arguments.
+  // Runs a collective. Copies its description. Only libnccl may check the arguments. In place of
+  // ncclAlltoAll, ncclGather or ncclScatter, if the table lacks them, sends and receives messages
+  // in one group, as NCCL's documentation shows. NCCL lacks a barrier: callers reduce one element
+  // instead.
   virtual ncclResult_t run(
-      const Collective& collective, ncclComm_t comm, cudaStream_t stream) const = 0;
+      const Collective& collective, ncclComm_t comm, cudaStream_t stream) const;
   // Sends or receives a message. libnccl matches a pair's messages by their order alone. Other
   // libraries match messages of one pair and one tag in issue order; messages of different tags or
   // peers do not wait for each other. A message with `done` is independent of every stream and may
   // not be part of a group.
-  virtual ncclResult_t run(const Message& message, ncclComm_t comm, cudaStream_t stream) const = 0;
-  // Runs collectives of one type and one operator in one group. Stops at the first error.
-  virtual ncclResult_t runGrouped(
-      std::span<const Collective> collectives, ncclComm_t comm, cudaStream_t stream) const;
-  virtual ncclResult_t groupStart() const = 0;
-  virtual ncclResult_t groupEnd() const = 0;
+  virtual ncclResult_t run(const Message& message, ncclComm_t comm, cudaStream_t stream) const;
+  virtual ncclResult_t groupStart() const { return table_.groupStart(); }
+  virtual ncclResult_t groupEnd() const { return table_.groupEnd(); }
   // Calls `body` between groupStart and groupEnd, and returns the first error. Ends the group even
   // after an error of `body`.
   template <class Body>
@@ -204,19 +218,6 @@ class Library {
     const auto ended = groupEnd();
     return result != ncclSuccess ? result : ended;
   }
-  // Calls launch() for each of `collectives` in one group. Stops at the first error.
-  template <class Launch>
-  ncclResult_t grouped(std::span<const Collective> collectives, const Launch& launch) const {
-    return grouped([&] {
-      for (const auto& collective : collectives) {
-        const auto result = launch(collective);
-        if (result != ncclSuccess) {
-          return result;
-        }
-      }
-      return ncclSuccess;
-    });
-  }
 
   // Returns whether the last issued operation has published all its data: if so, the other ranks do
   // not wait for the stream to execute it. Call from the thread that issued the operation.
@@ -228,24 +229,31 @@ class Library {
   virtual void serveMessages(ncclComm_t) const {}
 
   // Memory.
-  virtual ncclResult_t memAlloc(void**, size_t) const { return ncclInvalidUsage; }
-  virtual ncclResult_t memFree(void*) const { return ncclInvalidUsage; }
-  virtual ncclResult_t commRegister(ncclComm_t, void*, size_t, void**) const {
-    return ncclInvalidUsage;
+  ncclResult_t memAlloc(void** pointer, size_t size) const {
+    return call(table_.memAlloc, pointer, size);
   }
-  virtual ncclResult_t commDeregister(ncclComm_t, void*) const { return ncclInvalidUsage; }
-  virtual ncclResult_t commSuspend(ncclComm_t, int) const { return ncclInvalidUsage; }
-  virtual ncclResult_t commResume(ncclComm_t) const { return ncclInvalidUsage; }
-  virtual ncclResult_t commMemStats(ncclComm_t, ncclCommMemStat_t, uint64_t*) const {
-    return ncclInvalidUsage;
+  ncclResult_t memFree(void* pointer) const { return call(table_.memFree, pointer); }
+  ncclResult_t commRegister(ncclComm_t comm, void* buffer, size_t size, void** handle) const {
+    return call(table_.commRegister, comm, buffer, size, handle);
+  }
+  ncclResult_t commDeregister(ncclComm_t comm, void* handle) const {
+    return call(table_.commDeregister, comm, handle);
+  }
+  ncclResult_t commSuspend(ncclComm_t comm, int flags) const {
+    return call(table_.commSuspend, comm, flags);
+  }
+  ncclResult_t commResume(ncclComm_t comm) const { return call(table_.commResume, comm); }
+  ncclResult_t commMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t* value) const {
+    return call(table_.commMemStats, comm, stat, value);
   }
 
   // Windows.
-  virtual ncclResult_t commWindowRegister(ncclComm_t, void*, size_t, ncclWindow_t*, int) const {
-    return ncclInvalidUsage;
+  ncclResult_t commWindowRegister(
+      ncclComm_t comm, void* buffer, size_t size, ncclWindow_t* window, int flags) const {
+    return call(table_.commWindowRegister, comm, buffer, size, window, flags);
   }
-  virtual ncclResult_t commWindowDeregister(ncclComm_t, ncclWindow_t) const {
-    return ncclInvalidUsage;
+  ncclResult_t commWindowDeregister(ncclComm_t comm, ncclWindow_t window) const {
+    return call(table_.commWindowDeregister, comm, window);
   }
   // Puts data into a peer's window of host memory, without a signal.
   virtual ncclResult_t put(
@@ -253,20 +261,36 @@ class Library {
       size_t /*offset*/, ncclComm_t, cudaStream_t) const {
     return ncclInvalidUsage;
   }
-  virtual ncclResult_t signal(int, int, int, unsigned int, ncclComm_t, cudaStream_t) const {
-    return ncclInvalidUsage;
+  ncclResult_t signal(
+      int peer, int index, int context, unsigned int flags, ncclComm_t comm,
+      cudaStream_t stream) const {
+    return call(table_.signal, peer, index, context, flags, comm, stream);
   }
-  virtual ncclResult_t waitSignal(int, ncclWaitSignalDesc_t*, ncclComm_t, cudaStream_t) const {
-    return ncclInvalidUsage;
+  ncclResult_t waitSignal(
+      int count, ncclWaitSignalDesc_t* all, ncclComm_t comm, cudaStream_t stream) const {
+    return call(table_.waitSignal, count, all, comm, stream);
   }
-  virtual ncclResult_t getPeerDevicePointer(ncclWindow_t, size_t, int, void**) const {
-    return ncclInvalidUsage;
+  ncclResult_t getPeerDevicePointer(
+      ncclWindow_t window, size_t offset, int peer, void** pointer) const {
+    return call(table_.getPeerDevicePointer, window, offset, peer, pointer);
   }
   // Sets `view` to the memory that `peer` has registered, in host memory. Callable from any thread.
   virtual ncclResult_t windowView(
       ncclComm_t, ncclWindow_t, int /*peer*/, WindowView& /*view*/) const {
     return ncclInvalidUsage;
   }
+
+ protected:
+  NcclApi table_;
+
+ private:
+  template <class... Arguments>
+  static ncclResult_t call(
+      ncclResult_t (*function)(Arguments...), std::type_identity_t<Arguments>... arguments) {
+    return function == nullptr ? ncclInvalidUsage : function(arguments...);
+  }
+
+  uint32_t beyond_ = 0;  // bits of features
 };
 
 }  // namespace torchcomms_pg

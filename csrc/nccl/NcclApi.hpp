@@ -1,4 +1,4 @@
-// NCCL's C API as a table of function pointers, for NcclLibrary.
+// NCCL's C API as a table of function pointers, which a Library calls.
 #pragma once
 
 #include "nccl/NewerNccl.hpp"

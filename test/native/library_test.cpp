@@ -10,9 +10,9 @@
 using namespace test;
 using torchcomms_pg::CollectiveKind;
 using torchcomms_pg::Libnccl;
+using torchcomms_pg::Library;
 using torchcomms_pg::LibraryError;
 using torchcomms_pg::NcclApi;
-using torchcomms_pg::NcclLibrary;
 
 namespace {
 
@@ -30,7 +30,7 @@ NcclApi older() {
 }
 
 void exchangesWithoutLateFunctions(ncclComm_t comm, int rank) {
-  const NcclLibrary old(older());
+  const Library old(older());
   int ranks = 0;
   CHECK_NCCL(nccl().commCount(comm, &ranks));
   for (const size_t count : {1, 5, 100'000}) {

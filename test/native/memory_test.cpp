@@ -11,11 +11,10 @@
 #include "Ranks.hpp"
 #include "host/AvailableMemory.hpp"
 #include "nccl/Allocator.hpp"
-#include "nccl/NcclLibrary.hpp"
 
 using namespace test;
+using torchcomms_pg::Library;
 using torchcomms_pg::NcclApi;
-using torchcomms_pg::NcclLibrary;
 using torchcomms_pg::Registrations;
 using torchcomms_pg::host::availableMemory;
 
@@ -131,7 +130,7 @@ TEST(memoryIsFreedWhileOtherMemoryWaitsForTheRanksThatRegisterIt) {
     freed.get_future().wait();
     return ncclSuccess;
   };
-  const NcclLibrary library(table);
+  const Library library(table);
   Registrations registrations(library);
   char memory[2];
   CHECK_NCCL(registrations.add(nullptr, {1, 0}, {&memory[0], 1}, false));

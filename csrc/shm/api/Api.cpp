@@ -1,7 +1,6 @@
 #include "shm/api/Api.hpp"
 
 #include "base/NeverDestroyed.hpp"
-#include "nccl/NcclLibrary.hpp"
 #include "shm/Host.hpp"
 #include "shm/Window.hpp"
 #include "shm/api/GroupCalls.hpp"
@@ -83,21 +82,13 @@ ncclResult_t endGroup() {
 }
 
 // The library: calls the functions of the table, and implements the features that NCCL lacks.
-class SharedMemory final : public NcclLibrary {
+class SharedMemory final : public Library {
  public:
-  SharedMemory() : NcclLibrary(ncclFunctions()) {}
+  SharedMemory()
+      : Library(
+            ncclFunctions(), {Feature::barrier, Feature::tags, Feature::deferral, Feature::fail,
+                              Feature::missingRanks, Feature::ring}) {}
 
-  bool has(Feature feature) const override {
-    switch (feature) {
-      case Feature::barrier:
-      case Feature::tags:
-      case Feature::deferral:
-      case Feature::fail:
-      case Feature::missingRanks:
-      case Feature::ring: return true;
-      default: return NcclLibrary::has(feature);
-    }
-  }
   int signals() const override { return kSignals; }
 
   ncclResult_t run(const Collective& c, ncclComm_t handle, cudaStream_t stream) const override {
@@ -128,10 +119,6 @@ class SharedMemory final : public NcclLibrary {
       issue({comm, stream, std::make_shared<Transfer>(message)});
       return ncclSuccess;
     });
-  }
-  ncclResult_t runGrouped(
-      std::span<const Collective> all, ncclComm_t handle, cudaStream_t stream) const override {
-    return Library::runGrouped(all, handle, stream);
   }
 
   ncclResult_t shrink(
@@ -241,7 +228,7 @@ const NcclApi& ncclFunctions() {
 }
 
 const Library& oldNccl() {
-  static const auto& instance = neverDestroyed<NcclLibrary>([] {
+  static const auto& instance = neverDestroyed<Library>([] {
     auto table = ncclFunctions();
     table.allToAll = nullptr;
     table.gather = nullptr;

@@ -9,7 +9,6 @@
 #include <list>
 #include <memory>
 
-#include "nccl/ElementSize.hpp"
 #include "nccl/Library.hpp"
 
 namespace torchcomms_pg::shm {
