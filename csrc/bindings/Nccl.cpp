@@ -12,19 +12,19 @@ namespace torchcomms_pg {
 
 namespace {
 
-template <class T>
-std::optional<T> valueOr(const NcclConfig::Field& field, const py::object& value) {
+std::optional<NcclConfig::Value> valueOf(const NcclConfig::Field& field, const py::object& value) {
   if (value.is_none()) {
     return std::nullopt;
   }
-  const bool fits =
-      field.isText() ? py::isinstance<py::str>(value) : py::isinstance<py::int_>(value);
-  if (!fits) {
-    throw py::type_error(
-        std::string("config.") + field.name + " is " + py::repr(value).cast<std::string>() +
-        ", wanted " + (field.isText() ? "a str" : "an int") + ", or None for NCCL's default");
+  if (field.isText() && py::isinstance<py::str>(value)) {
+    return value.cast<std::string>();
   }
-  return value.cast<T>();
+  if (!field.isText() && py::isinstance<py::int_>(value)) {
+    return value.cast<int>();
+  }
+  throw py::type_error(
+      std::string("config.") + field.name + " is " + py::repr(value).cast<std::string>() +
+      ", wanted " + (field.isText() ? "a str" : "an int") + ", or None for NCCL's default");
 }
 
 std::string docOf(const NcclConfig::Field& field) {
@@ -36,11 +36,9 @@ std::string docOf(const NcclConfig::Field& field) {
 std::string reprOf(const NcclConfig& config) {
   std::string set;
   for (const auto& field : NcclConfig::fields()) {
-    const auto number = config.number(field);
-    const auto text = config.text(field);
-    if (number || text) {
+    if (const auto value = config.value(field)) {
       set += std::string(set.empty() ? "" : ", ") + field.name + "=" +
-             (number ? std::to_string(*number) : py::repr(py::str(*text)).cast<std::string>());
+             py::repr(py::cast(*value)).cast<std::string>();
     }
   }
   return "NcclConfig(" + set + ")";
@@ -64,21 +62,12 @@ void bindConfig(py::module_& module) {
   for (const auto& field : NcclConfig::fields()) {
     hints[field.inNccl] = field.name;
     hints[field.name] = field.name;
-    if (field.isText()) {
-      config.def_property(
-          field.name, [&field](const NcclConfig& self) { return self.text(field); },
-          [&field](NcclConfig& self, const py::object& value) {
-            self.setText(field, valueOr<std::string>(field, value));
-          },
-          docOf(field).c_str());
-    } else {
-      config.def_property(
-          field.name, [&field](const NcclConfig& self) { return self.number(field); },
-          [&field](NcclConfig& self, const py::object& value) {
-            self.setNumber(field, valueOr<int>(field, value));
-          },
-          docOf(field).c_str());
-    }
+    config.def_property(
+        field.name, [&field](const NcclConfig& self) { return self.value(field); },
+        [&field](NcclConfig& self, const py::object& value) {
+          self.set(field, valueOf(field, value));
+        },
+        docOf(field).c_str());
   }
   module.attr("nccl_config_names") = std::move(hints);
 }

@@ -15,24 +15,15 @@ namespace {
 constexpr int kMost = INT_MAX;
 constexpr int kChannels = 64;  // NCCL's MAXCHANNELS
 
-void checkHeader(const NcclConfig::Field& field) {
-  if (field.number == nullptr && field.text == nullptr) {
-    throw std::invalid_argument(
-        std::string("config.") + field.name + " came with NCCL " + versionText(field.since) +
-        ", and torchcomms_pg was built with nccl.h of " + versionText(NCCL_VERSION_CODE) +
-        "; leave it None, or build with a newer nccl.h (TORCHCOMMS_PG_NCCL_INCLUDE)");
-  }
-}
-
 // Returns the one copy of the text, which is never freed.
-const std::string* kept(const std::string& text) {
+const char* kept(const std::string& text) {
   struct Kept {
     Mutex mutex;
     std::set<std::string> all GUARDED_BY(mutex);
   };
   static auto& texts = neverDestroyed<Kept>();
   const LockGuard lock(texts.mutex);
-  return &*texts.all.insert(text).first;
+  return texts.all.insert(text).first->c_str();
 }
 
 // Yields the pointer to a member of Config, or null if nccl.h is too old to have it. Config must be
@@ -47,8 +38,6 @@ const std::string* kept(const std::string& text) {
   }()
 #define TORCHCOMMS_PG_NUMBER(name, field, since, least, most) \
   {name, #field, since, least, most, TORCHCOMMS_PG_MEMBER(field, since), nullptr}
-#define TORCHCOMMS_PG_TEXT(name, field, since) \
-  {name, #field, since, 0, 0, nullptr, TORCHCOMMS_PG_MEMBER(field, since)}
 
 template <class Config>
 std::vector<NcclConfig::Field> fieldsOf() {
@@ -57,10 +46,10 @@ std::vector<NcclConfig::Field> fieldsOf() {
       TORCHCOMMS_PG_NUMBER("cga_cluster_size", cgaClusterSize, 21800, 0, 8),
       TORCHCOMMS_PG_NUMBER("min_ctas", minCTAs, 21800, 1, kMost),
       TORCHCOMMS_PG_NUMBER("max_ctas", maxCTAs, 21800, 1, kMost),
-      TORCHCOMMS_PG_TEXT("net_name", netName, 21800),
+      {"net_name", "netName", 21800, 0, 0, nullptr, &Config::netName},
       TORCHCOMMS_PG_NUMBER("split_share", splitShare, 21800, 0, 1),
       TORCHCOMMS_PG_NUMBER("traffic_class", trafficClass, 22602, 0, kMost),
-      TORCHCOMMS_PG_TEXT("comm_name", commName, 22703),
+      {"comm_name", "commName", 22703, 0, 0, nullptr, &Config::commName},
       TORCHCOMMS_PG_NUMBER("collnet_enable", collnetEnable, 22703, 0, 1),
       TORCHCOMMS_PG_NUMBER("cta_policy", CTAPolicy, 22703, 0, kMost),
       TORCHCOMMS_PG_NUMBER("shrink_share", shrinkShare, 22703, 0, 1),
@@ -97,51 +86,42 @@ const std::vector<NcclConfig::Field>& NcclConfig::fields() {
   return *all;
 }
 
-void NcclConfig::setNumber(const Field& field, std::optional<int> value) {
+void NcclConfig::set(const Field& field, const std::optional<Value>& value) {
+  const auto name = std::string("config.") + field.name;
   if (!value) {
-    numbers_.erase(&field);
+    values_.erase(&field);
     return;
   }
-  checkHeader(field);
-  if (*value < field.least || *value > field.most) {
+  if (field.isText()) {
+    const auto& text = std::get<std::string>(*value);
+    if (text.empty() || text.find('\0') != std::string::npos) {
+      throw std::invalid_argument(
+          name + " is empty or has a zero byte, wanted a name, or None for NCCL's default");
+    }
+  } else if (field.number == nullptr) {
     throw std::invalid_argument(
-        std::string("config.") + field.name + " is " + std::to_string(*value) + ", wanted " +
-        field.range() + ", or None for NCCL's default");
-  }
-  numbers_[&field] = *value;
-}
-
-void NcclConfig::setText(const Field& field, const std::optional<std::string>& value) {
-  if (!value) {
-    texts_.erase(&field);
-    return;
-  }
-  if (value->empty() || value->find('\0') != std::string::npos) {
+        name + " came with NCCL " + versionText(field.since) +
+        ", and torchcomms_pg was built with nccl.h of " + versionText(NCCL_VERSION_CODE) +
+        "; leave it None, or build with a newer nccl.h (TORCHCOMMS_PG_NCCL_INCLUDE)");
+  } else if (
+      const int number = std::get<int>(*value); number < field.least || number > field.most) {
     throw std::invalid_argument(
-        std::string("config.") + field.name +
-        " is empty or has a zero byte, wanted a name, or None for NCCL's default");
+        name + " is " + std::to_string(number) + ", wanted " + field.range() +
+        ", or None for NCCL's default");
   }
-  texts_[&field] = kept(*value);
+  values_[&field] = *value;
 }
 
-std::optional<int> NcclConfig::number(const Field& field) const {
-  const auto found = numbers_.find(&field);
-  return found == numbers_.end() ? std::nullopt : std::optional(found->second);
-}
-
-std::optional<std::string> NcclConfig::text(const Field& field) const {
-  const auto found = texts_.find(&field);
-  return found == texts_.end() ? std::nullopt : std::optional(*found->second);
+std::optional<NcclConfig::Value> NcclConfig::value(const Field& field) const {
+  const auto found = values_.find(&field);
+  return found == values_.end() ? std::nullopt : std::optional(found->second);
 }
 
 NcclConfig NcclConfig::named(const Library& library, const std::string& name) const {
-  const auto& all = fields();
-  const auto& field = *std::find_if(all.begin(), all.end(), [](const auto& each) {
-    return each.text == &ncclConfig_t::commName;
-  });
+  const auto& field = *std::ranges::find(fields(), &ncclConfig_t::commName, &Field::text);
   auto config = *this;
   if (library.version() >= field.since) {
-    config.setText(field, name);
+    config.set(field, name);
   }
   return config;
 }
@@ -149,7 +129,7 @@ NcclConfig NcclConfig::named(const Library& library, const std::string& name) co
 void NcclConfig::check(const Library& library) const {
   const int version = library.version();
   for (const auto& field : fields()) {
-    if (field.since > version && (numbers_.count(&field) > 0 || texts_.count(&field) > 0)) {
+    if (field.since > version && values_.contains(&field)) {
       throw LibraryError(
           std::string("config.") + field.name + " came with NCCL " + versionText(field.since) +
           ", and the loaded library is " + versionText(version) +
@@ -170,11 +150,12 @@ void NcclConfig::check(const Library& library) const {
 ncclConfig_t NcclConfig::raw(bool blocking) const {
   // The initializer stores nccl.h's version and struct size, which tell NCCL what fields to read.
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  for (const auto& [field, value] : numbers_) {
-    config.*field->number = value;
-  }
-  for (const auto& [field, value] : texts_) {
-    config.*field->text = value->c_str();
+  for (const auto& [field, value] : values_) {
+    if (field->isText()) {
+      config.*field->text = kept(std::get<std::string>(value));
+    } else {
+      config.*field->number = std::get<int>(value);
+    }
   }
   config.blocking = blocking ? 1 : 0;
   return config;

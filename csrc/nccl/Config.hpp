@@ -4,15 +4,14 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "nccl/Library.hpp"
 
 namespace torchcomms_pg {
 
-// A user's settings for one communicator. Texts are kept until the process ends: NCCL keeps the
-// pointer to commName (src/init.cc, parseCommConfig), and an abandoned communicator may outlive
-// this object.
+// A user's settings for one communicator.
 class NcclConfig {
  public:
   struct Field {
@@ -31,12 +30,11 @@ class NcclConfig {
   // Returns all fields that this project knows, also those that nccl.h lacked at the build.
   static const std::vector<Field>& fields();
 
-  // Set a value; nullopt restores NCCL's default. Raise std::invalid_argument for a value that NCCL
-  // would refuse, and for a field that nccl.h lacks.
-  void setNumber(const Field& field, std::optional<int> value);
-  void setText(const Field& field, const std::optional<std::string>& value);
-  std::optional<int> number(const Field& field) const;
-  std::optional<std::string> text(const Field& field) const;
+  using Value = std::variant<int, std::string>;
+  // Sets a value, a string if the field is a text; nullopt restores NCCL's default. Raises
+  // std::invalid_argument for a value that NCCL would refuse, and for a field that nccl.h lacks.
+  void set(const Field& field, const std::optional<Value>& value);
+  std::optional<Value> value(const Field& field) const;
 
   // Raises LibraryError if the library is too old and would ignore a value, and
   // std::invalid_argument if two values contradict each other.
@@ -45,12 +43,13 @@ class NcclConfig {
   // Returns a copy in which the communicator's name is `name`, if the library supports names.
   NcclConfig named(const Library& library, const std::string& name) const;
 
-  // Returns NCCL's struct. Its texts are never freed. `blocking` replaces the user's setting.
+  // Returns NCCL's struct. `blocking` replaces the user's setting. The texts are never freed: NCCL
+  // keeps the pointer to commName (src/init.cc, parseCommConfig), and an abandoned communicator may
+  // outlive this object.
   ncclConfig_t raw(bool blocking) const;
 
  private:
-  std::map<const Field*, int> numbers_;
-  std::map<const Field*, const std::string*> texts_;
+  std::map<const Field*, Value> values_;
 };
 
 }  // namespace torchcomms_pg

@@ -35,8 +35,8 @@ TEST(whatIsNotSetIsLeftToTheLibrary) {
 TEST(everyFieldReachesItsPlace) {
   NcclConfig config;
   for (const auto& each : NcclConfig::fields()) {
-    if (each.number != nullptr) config.setNumber(each, each.least);
-    if (each.isText()) config.setText(each, each.inNccl);
+    if (each.number != nullptr) config.set(each, each.least);
+    if (each.isText()) config.set(each, each.inNccl);
   }
   const auto raw = config.raw(true);
   for (const auto& each : NcclConfig::fields()) {
@@ -52,9 +52,9 @@ TEST(theTextsThatTheLibraryWasGivenStayWhenTheConfigurationHasGone) {
   ncclConfig_t raw;
   {
     NcclConfig config;
-    config.setText(field("comm_name"), name);
+    config.set(field("comm_name"), name);
     raw = config.raw(true);
-    config.setText(field("comm_name"), std::string(name.size(), '-'));
+    config.set(field("comm_name"), std::string(name.size(), '-'));
   }
   const std::vector<std::string> more(100, std::string(name.size(), '+'));  // takes freed memory
   CHECK_EQUAL(std::string(raw.commName), name);
