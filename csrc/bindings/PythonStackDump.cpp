@@ -36,7 +36,7 @@
 #include "diagnosis/rank/Sigterm.hpp"
 #include "diagnosis/store/StoreBoard.hpp"
 #include "diagnosis/watch/Watch.hpp"
-#include "host/AvailableMemory.hpp"
+#include "host/Limits.hpp"
 #include "monitor/Compiling.hpp"
 #include "monitor/Monitor.hpp"
 #include "recorder/ProcessRecorder.hpp"

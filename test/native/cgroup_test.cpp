@@ -5,7 +5,7 @@
 #include <string>
 
 #include "Check.hpp"
-#include "host/Cgroup.hpp"
+#include "host/Limits.hpp"
 
 using namespace torchcomms_pg::host;
 namespace fs = std::filesystem;
@@ -24,7 +24,7 @@ struct Files {
     fs::create_directories((root / path).parent_path());
     std::ofstream(root / path) << text;
   }
-  int quota() const { return cpuQuota(cgroups("cpu", root / "membership", root / "mount")); }
+  int quota() const { return cpuQuota(root); }
   fs::path root;
 };
 
@@ -33,7 +33,8 @@ struct Files {
 TEST(theLeastCpuQuotaOfAGroupAndThoseAroundItCounts) {
   const Files files;
   CHECK_EQUAL(files.quota(), INT_MAX);
-  files.write("membership", "0::/pod/main\n");
+  files.write("proc/self/cgroup", "0::/pod/main\n");
+  files.write("proc/self/mountinfo", "31 23 0:28 / /mount rw - cgroup2 cgroup rw\n");
   CHECK_EQUAL(files.quota(), INT_MAX);
   files.write("mount/pod/main/cpu.max", "max 100000\n");
   CHECK_EQUAL(files.quota(), INT_MAX);
@@ -45,7 +46,10 @@ TEST(theLeastCpuQuotaOfAGroupAndThoseAroundItCounts) {
 
 TEST(cpuQuotasOfVersionOneAreFoundInsideAContainer) {
   const Files files;
-  files.write("membership", "3:memory:/\n2:cpu,cpuacct:/docker/of/the/host\n0::/\n");
+  files.write("proc/self/cgroup", "3:memory:/\n2:cpu,cpuacct:/docker/of/the/host\n0::/\n");
+  files.write(
+      "proc/self/mountinfo",
+      "31 23 0:28 /docker/of/the/host /mount/cpu rw - cgroup cgroup rw,cpu,cpuacct\n");
   files.write("mount/cpu/cpu.cfs_quota_us", "-1\n");
   files.write("mount/cpu/cpu.cfs_period_us", "100000\n");
   files.write("mount/cpu.max", "100000 100000\n");  // nobody looks at it

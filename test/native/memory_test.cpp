@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "Ranks.hpp"
-#include "host/AvailableMemory.hpp"
+#include "host/Limits.hpp"
 #include "nccl/Allocator.hpp"
 
 using namespace test;

@@ -9,7 +9,7 @@
 #include <chrono>
 
 #include "Messages.hpp"
-#include "host/Cgroup.hpp"
+#include "host/Limits.hpp"
 #include "shm/segment/Wait.hpp"
 
 using namespace test;
@@ -148,7 +148,7 @@ void pinnedRanks(const std::vector<int>& cpus, const std::function<void()>& body
 
 TEST(ranksThatArePinnedToACpuEachDoNotYieldToEachOther) {
   using torchcomms_pg::shm::crowded;
-  const bool quota = torchcomms_pg::host::cpuQuota(torchcomms_pg::host::cgroups("cpu")) < 2;
+  const bool quota = torchcomms_pg::host::cpuQuota() < 2;
   pinnedRanks({0, 1}, [&] { CHECK_EQUAL(crowded(), quota); });
 }
 

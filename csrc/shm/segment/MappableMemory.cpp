@@ -14,7 +14,7 @@
 
 #include "base/FileDescriptor.hpp"
 #include "base/Mutex.hpp"
-#include "host/AvailableMemory.hpp"
+#include "host/Limits.hpp"
 #include "shm/Host.hpp"
 #include "shm/segment/Descriptor.hpp"
 #include "shm/segment/ForkSafe.hpp"

@@ -14,7 +14,7 @@
 
 #include "base/Mutex.hpp"
 #include "base/Races.hpp"
-#include "host/Cgroup.hpp"
+#include "host/Limits.hpp"
 #include "shm/Host.hpp"
 #include "shm/segment/ForkSafe.hpp"
 
@@ -34,7 +34,7 @@ constexpr auto kLifeCheck = std::chrono::milliseconds(250);
 // Returns the number of CPUs on which ranks that have joined may run, or the quota of CPU time of
 // this process if that is less. Ranks in one container share the quota.
 int cpuCount(Segment& segment) {
-  static const int quota = host::cpuQuota(host::cgroups("cpu"));
+  static const int quota = host::cpuQuota();
   int allowed = 0;
   for (size_t word = 0; word < CPU_SETSIZE / 64; ++word) {
     uint64_t cpus = 0;

@@ -1,4 +1,4 @@
-// Memory that this process may still take.
+// How much memory and CPU time this process may take, for example in a container.
 #pragma once
 
 #include <cstddef>
@@ -16,5 +16,9 @@ struct AvailableMemory {
 // fail; beyond a cgroup's limit, the system kills processes of the group. `root` is a folder that
 // tests use in place of "/".
 AvailableMemory availableMemory(const std::string& root = "");
+
+// Returns the number of CPUs whose time this process may use, rounded up, or INT_MAX if no limit is
+// set.
+int cpuQuota(const std::string& root = "");
 
 }  // namespace torchcomms_pg::host
