@@ -8,18 +8,13 @@ namespace torchcomms_pg::host {
 
 namespace {
 
-const ReduceKernels& choose() {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
-    return kAvx2Kernels;
-  }
-#endif
-  return kBaselineKernels;
-}
-
 const ReduceKernels& kernels() {
-  static const ReduceKernels& chosen = choose();
-  return chosen;
+#if defined(__x86_64__)
+  static const bool fast = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  return fast ? kAvx2Kernels : kBaselineKernels;
+#else
+  return kBaselineKernels;
+#endif
 }
 
 }  // namespace

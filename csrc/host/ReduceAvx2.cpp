@@ -1,6 +1,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <type_traits>
 
 #include "host/ReduceKernels.hpp"

@@ -4,46 +4,32 @@
 
 // The type in which to compute with T: for integers an unsigned type, which wraps around instead of
 // overflowing.
-template <class T, bool integer = std::is_integral_v<T>>
-struct Wrapping {
-  using Type = T;
-};
 template <class T>
-struct Wrapping<T, true> {
-  using Type = std::conditional_t<(sizeof(T) < 8), uint32_t, uint64_t>;
-};
+using Wrapping = std::conditional_t<
+    std::is_integral_v<T>, std::conditional_t<(sizeof(T) < 8), uint32_t, uint64_t>, T>;
 
-struct Sum {
+template <class Function>
+struct Arithmetic {
   template <class T>
   static T apply(T a, T b) {
-    using W = typename Wrapping<T>::Type;
-    return static_cast<T>(W(a) + W(b));
-  }
-};
-
-struct Product {
-  template <class T>
-  static T apply(T a, T b) {
-    using W = typename Wrapping<T>::Type;
-    return static_cast<T>(W(a) * W(b));
+    return static_cast<T>(Function()(Wrapping<T>(a), Wrapping<T>(b)));
   }
 };
 
 // Propagates NaN: `a != a` is true if `a` is NaN. If only `b` is NaN, the condition is false and
 // `b` is the result.
-struct Maximum {
+template <class Before>
+struct Extreme {
   template <class T>
   static T apply(T a, T b) {
-    return a > b || a != a ? a : b;
+    return Before()(a, b) || a != a ? a : b;
   }
 };
 
-struct Minimum {
-  template <class T>
-  static T apply(T a, T b) {
-    return a < b || a != a ? a : b;
-  }
-};
+using Sum = Arithmetic<std::plus<>>;
+using Product = Arithmetic<std::multiplies<>>;
+using Maximum = Extreme<std::greater<>>;
+using Minimum = Extreme<std::less<>>;
 
 // About `ivdep` below: `out` may be exactly one of the inputs, which is harmless. Without `ivdep`,
 // the compiler's test for overlaps would choose a scalar loop in this case.
@@ -137,28 +123,6 @@ void reduceSmall(double divisor, Small* out, const void* const* in, int n, size_
   }
 }
 
-template <class Operation, class T>
-void reduceWith(double divisor, T* out, const void* const* in, int n, size_t count) {
-  if constexpr (std::is_arithmetic_v<T>) {
-    reduceWide<Operation>(divisor, out, in, n, count);
-  } else {
-    reduceSmall<Operation>(divisor, out, in, n, count);
-  }
-}
-
-template <class T>
-void reduceTyped(
-    ncclRedOp_t op, T* out, const void* const* in, int n, size_t count, double divisor) {
-  switch (op) {
-    case ncclSum: return reduceWith<Sum>(1, out, in, n, count);
-    case ncclAvg: return reduceWith<Sum>(divisor, out, in, n, count);
-    case ncclProd: return reduceWith<Product>(1, out, in, n, count);
-    case ncclMax: return reduceWith<Maximum>(1, out, in, n, count);
-    case ncclMin: return reduceWith<Minimum>(1, out, in, n, count);
-    default: return;
-  }
-}
-
 template <class T>
 void scaleTyped(T* out, const T* in, const T* scalar, size_t count) {
   if constexpr (std::is_arithmetic_v<T>) {
@@ -205,8 +169,23 @@ void withType(ncclDataType_t type, Use use) {
 void reduceAny(
     ncclDataType_t type, ncclRedOp_t op, void* out, const void* const* in, int n, size_t count,
     double divisor) {
-  withType(
-      type, [&]<class T>(T*) { reduceTyped(op, static_cast<T*>(out), in, n, count, divisor); });
+  withType(type, [&]<class T>(T*) {
+    const auto with = [&]<class Operation>(Operation, double by = 1) {
+      if constexpr (std::is_arithmetic_v<T>) {
+        reduceWide<Operation>(by, static_cast<T*>(out), in, n, count);
+      } else {
+        reduceSmall<Operation>(by, static_cast<T*>(out), in, n, count);
+      }
+    };
+    switch (op) {
+      case ncclSum: return with(Sum());
+      case ncclAvg: return with(Sum(), divisor);
+      case ncclProd: return with(Product());
+      case ncclMax: return with(Maximum());
+      case ncclMin: return with(Minimum());
+      default: return;
+    }
+  });
 }
 
 void scaleAny(ncclDataType_t type, void* out, const void* in, const void* scalar, size_t count) {

@@ -2,7 +2,7 @@
 // branches, so that compilers vectorise loops over them.
 //
 // The file of each instruction set includes this file once, in an unnamed namespace, after <bit>,
-// <cstddef>, <cstdint> and <type_traits>.
+// <cstddef>, <cstdint>, <functional> and <type_traits>.
 
 // Returns `yes` if `condition` is true, and else `no`. For a conditional operator, compilers would
 // move floating point operations into a branch, which cannot be vectorised.
