@@ -14,9 +14,8 @@
 #define CAPABILITY(kind) TORCHCOMMS_PG_CHECKED(capability(kind))
 #define SCOPED_CAPABILITY TORCHCOMMS_PG_CHECKED(scoped_lockable)
 
-// Of data: is read and written with the mutex held. PT_GUARDED_BY: that to which a pointer points.
+// Of data: is read and written with the mutex held.
 #define GUARDED_BY(mutex) TORCHCOMMS_PG_CHECKED(guarded_by(mutex))
-#define PT_GUARDED_BY(mutex) TORCHCOMMS_PG_CHECKED(pt_guarded_by(mutex))
 
 // Of a mutex: a thread that takes both takes this one first.
 #define ACQUIRED_BEFORE(...) TORCHCOMMS_PG_CHECKED(acquired_before(__VA_ARGS__))

@@ -22,10 +22,7 @@ class HostStream {
 
   // Returns whether the stream records a graph instead of running tasks. If so, keeps `issue`, and
   // each replay calls `issue` in the thread that replays.
-  virtual bool capture(const std::function<void()>& issue) {
-    static_cast<void>(issue);
-    return false;
-  }
+  virtual bool capture(const std::function<void()>& /*issue*/) { return false; }
 
   cudaStream_t handle() { return reinterpret_cast<cudaStream_t>(this); }
   static HostStream* fromHandle(cudaStream_t handle) {

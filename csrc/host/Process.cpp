@@ -21,18 +21,17 @@ namespace {
 std::atomic<uint32_t> generation{0};
 std::atomic<uint32_t> cachedPid{0};
 
-void afterForkInChild() {
-  generation.fetch_add(1, std::memory_order_relaxed);
+void setPid() {
   cachedPid.store(static_cast<uint32_t>(getpid()), std::memory_order_relaxed);
 }
 
-struct ForkHandler {
-  ForkHandler() {
-    cachedPid.store(static_cast<uint32_t>(getpid()));
-    pthread_atfork(nullptr, nullptr, afterForkInChild);
-  }
-};
-const ForkHandler forkHandler;
+[[maybe_unused]] const int forkHandler = [] {
+  setPid();
+  return pthread_atfork(nullptr, nullptr, [] {
+    generation.fetch_add(1, std::memory_order_relaxed);
+    setPid();
+  });
+}();
 
 // Reads at most `capacity` - 1 characters of a file under /proc. Returns their number, 0 on
 // failure.

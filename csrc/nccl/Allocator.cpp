@@ -131,21 +131,16 @@ void Registrations::forget() {
   pools_.clear();
 }
 
-void Registrations::drop(void* address) {
-  const LockGuard lock(mutex_);
-  for (auto& [pool, entries] : pools_) {
-    const auto found = entries.find(address);
-    if (found != entries.end()) {
-      deregister(found->second);
-      entries.erase(found);
-    }
-  }
-}
-
 void Registrations::released(void* address) {
   const LockGuard lock(live().mutex);
   for (auto* const registrations : live().all) {
-    registrations->drop(address);
+    const LockGuard dropping(registrations->mutex_);
+    for (auto& [pool, entries] : registrations->pools_) {
+      if (const auto found = entries.find(address); found != entries.end()) {
+        registrations->deregister(found->second);
+        entries.erase(found);
+      }
+    }
   }
 }
 

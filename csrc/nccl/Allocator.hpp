@@ -65,7 +65,6 @@ class Registrations {
 
   ncclResult_t deregister(const Entry& entry) const;
   ncclResult_t clear(Entries& entries) const;
-  void drop(void* address);
 
   const Library& library_;
   // Held during a registration, which may wait for other ranks. A thread that frees memory locks
