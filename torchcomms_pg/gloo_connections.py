@@ -27,9 +27,9 @@ def connect(
     timeout: timedelta,
     across_hosts: bool,
 ) -> dist.Backend:
-    """Connects the ranks that share the store, and returns the connections. Collective.
+    """Connects the ranks that share `addresses`, and returns the connections. Collective.
 
-    The ranks exchange their addresses through `addresses`, a faster view of `store`.
+    The ranks exchange their addresses through `addresses`, a place in the job's `store`.
 
     Gloo listens on the interfaces ``GLOO_SOCKET_IFNAME``, or else at the address to which the
     host's name resolves. On many machines that is a loopback address, which other hosts cannot
@@ -65,8 +65,6 @@ def _reachable_address(store: dist.Store) -> str | None:
     """Returns the address to listen at, or None if Gloo may choose."""
     if os.environ.get("GLOO_SOCKET_IFNAME") or not _is_loopback(_address_of_name()):
         return None
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
     targets = [store.host] if isinstance(store, dist.TCPStore) else []
     for target in (*targets, *ELSEWHERE):
         found = _own_address_towards(target)

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "base/NeverDestroyed.hpp"
+#include "base/StorePlace.hpp"
 #include "bindings/Bindings.hpp"
-#include "connect/AddressStore.hpp"
 #include "connect/Connect.hpp"
 #include "operation/CommError.hpp"
 
@@ -64,9 +64,7 @@ ConnectGloo glooConnector(const std::string& name, Milliseconds timeout) {
     py::gil_scoped_acquire gil;
     try {
       return py::module_::import("torchcomms_pg.gloo_connections")
-          .attr("connect")(
-              store, StorePtr(c10::make_intrusive<AddressStore>(store, size)), rank, size, timeout,
-              acrossHosts)
+          .attr("connect")(StorePlace(store).store, store, rank, size, timeout, acrossHosts)
           .cast<gloo::Connections>();
     } catch (const py::error_already_set& error) {
       const auto why = py::str(error.value()).cast<std::string>();

@@ -4,10 +4,8 @@
 
 #include <cstring>
 #include <thread>
-#include <utility>
 
 #include "base/ExitGuard.hpp"
-#include "base/Mutex.hpp"
 #include "base/Thread.hpp"
 #include "host/Names.hpp"
 #include "monitor/Monitor.hpp"
@@ -25,7 +23,7 @@ constexpr std::chrono::milliseconds kArrivalLook{5};
 // Limit of the bytes of data that an envelope holds.
 constexpr size_t kInline = 464;
 struct Envelope {
-  host::Signature signature;
+  Signature signature;
   int32_t dataTag;
   int32_t userTag;
   uint32_t apart;  // 1 if the data follows under `dataTag`, 0 if it is in `data`
@@ -46,7 +44,7 @@ at::Tensor dataOf(const Packet& packet) {
              : at::from_blob(packet.data, {static_cast<int64_t>(packet.bytes)}, at::kByte);
 }
 
-std::string told(const host::Signature& signature) {
+std::string told(const Signature& signature) {
   if (signature.kind != 0) {
     return host::describe(signature);
   }
@@ -80,7 +78,7 @@ Packet Link::post(Packet packet) {
 
 // Hands the packet to Gloo. Returns the error of the connection, or "" on success.
 std::string Link::hand(Packet& packet) {
-  const auto connections = this->connections();
+  const auto connections = awaitConnections();
   const bool apart =
       packet.bytes > kInline || packet.confirmed || (!packet.announced && packet.bytes > 0);
   try {
@@ -164,7 +162,7 @@ void Link::accept(Packet& packet) {
   if (packet.body != nullptr) {
     return;
   }
-  const auto connections = this->connections();
+  const auto connections = awaitConnections();
   try {
     std::vector<at::Tensor> data{dataOf(packet)};
     LockGuard lock(mutex_);
@@ -187,7 +185,7 @@ std::string Link::receiveEnvelope(Packet& packet) {
   return broken;
 }
 
-void Link::compare(const Packet& packet, const host::Signature& theirs) {
+void Link::compare(const Packet& packet, const Signature& theirs) {
   if (theirs == packet.signature) {
     return;
   }
@@ -219,10 +217,10 @@ std::string Link::wait(c10::intrusive_ptr<c10d::Work> work) {
   };
   std::string broken = "aborted";
   try {
-    bool ended = watch_->wait(*waited);
-    while (!ended && goesOn()) {
+    bool ended = false;
+    do {
       ended = watch_->wait(*waited);
-    }
+    } while (!ended && goesOn());
     if (ended) {
       broken.clear();
     }
@@ -266,7 +264,8 @@ void Link::raiseBroken(int peer, const std::string& what) {
       }
       groupFailure.fail(
           {ncclRemoteError,
-           nameOfLink(peer) + " is " + broken +
+           "the connection between " + setup_.names[setup_.rank] + " and " + name + " is " +
+               broken +
                (lost->store ? ", and both ranks are there: something between them has ended it"
                             : ", and the store is gone: nobody knows whether a rank has died"),
            {}});
@@ -276,10 +275,6 @@ void Link::raiseBroken(int peer, const std::string& what) {
     groupFailure.fail({ncclRemoteError, name + " has left the group", members});
   }
   throw *groupFailure.known();
-}
-
-std::string Link::nameOfLink(int peer) const {
-  return "the connection between " + setup_.names[setup_.rank] + " and " + setup_.names[peer];
 }
 
 // Posts a receive for each peer's reason, which a peer sends before it drops its connections. A
@@ -308,24 +303,21 @@ void Link::tellReason(const std::string& reason) {
   }
   std::vector<c10::intrusive_ptr<c10d::Work>> sent;
   for (int peer = 0; connections != nullptr && peer < size(); ++peer) {
-    try {
-      LockGuard lock(mutex_);
-      if (peer != setup_.rank) {
+    if (peer != setup_.rank) {
+      attempt([&] {  // if this raises, the connection is gone
+        LockGuard lock(mutex_);
         sent.push_back(connections->send(texts, peer, kReasonTag));
-      }
-    } catch (const std::exception&) {
-      // The connection is gone.
+      });
     }
   }
   const auto deadline = std::chrono::steady_clock::now() + kReasonPatience;
   for (const auto& work : sent) {
-    try {
+    // If this raises, the connection is gone, or the peer does not receive the reason.
+    attempt([&] {
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
           deadline - std::chrono::steady_clock::now());
       work->wait(std::max(left, std::chrono::milliseconds(1)));
-    } catch (const std::exception&) {
-      // The connection is gone, or the peer does not receive the reason.
-    }
+    });
   }
 }
 

@@ -5,12 +5,10 @@
 
 #include <chrono>
 #include <condition_variable>
-#include <cstdint>
 #include <functional>
 #include <list>
 #include <map>
 #include <memory>
-#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -42,7 +40,7 @@ using Connect =
 
 // One side of what crosses a link: a collective's data, or a user's message.
 struct Packet {
-  host::Signature signature;  // call that the other side has to make as well
+  Signature signature;  // call that the other side has to make as well
   bool sending = false;
   int peer = 0;  // the peer's number on the link
   int tag = 0;
@@ -107,7 +105,7 @@ class Link : public std::enable_shared_from_this<Link> {
   // Connects the ranks on request of this rank alone: the other ranks find the request in the store
   // within about a second. Returns when the ranks are connected. Raises the group's failure, for
   // example if a rank has left.
-  void awaitConnections() { connections(); }
+  Connections awaitConnections();
   bool connected() const;
 
   // Posts the packet to Gloo and returns it for complete(). Blocks only as awaitConnections() does,
@@ -142,8 +140,6 @@ class Link : public std::enable_shared_from_this<Link> {
   void close();
 
  private:
-  // Tag of the message that ends connecting, see awaitAllConnected().
-  static constexpr int kConnectedTag = 0;
   // Tag and time limit of the reason that a rank sends to its peers before it drops the
   // connections, and a posted receive of it. The text is an encoded failure, or empty if the rank
   // just leaves.
@@ -162,8 +158,6 @@ class Link : public std::enable_shared_from_this<Link> {
   bool take(int peer, const Reason& reason);
   void learn();
   bool hasLeft(int peer) const;
-  std::string nameOfLink(int peer) const;
-  Connections connections();
   void connectThrough(c10::intrusive_ptr<c10d::Store> group);
   std::string nameOfRanks() const;
   host::NcclError unconnected(const std::string& why, std::vector<int> ranks) const;
@@ -175,7 +169,7 @@ class Link : public std::enable_shared_from_this<Link> {
   void await(const c10::intrusive_ptr<c10d::Work>& work, int peer);
   std::string hand(Packet& packet);
   void seal(Packet& packet) REQUIRES(mutex_);
-  void compare(const Packet& packet, const host::Signature& theirs);
+  void compare(const Packet& packet, const Signature& theirs);
   void disconnect();
 
   const Setup setup_;

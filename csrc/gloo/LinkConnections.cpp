@@ -2,11 +2,10 @@
 #include <ATen/ATen.h>
 
 #include <system_error>
-#include <utility>
-#include <vector>
 
 #include "base/ExitGuard.hpp"
 #include "base/SharedPatience.hpp"
+#include "base/StoreValue.hpp"
 #include "base/TextStreams.hpp"
 #include "base/Thread.hpp"
 #include "gloo/Link.hpp"
@@ -26,26 +25,80 @@ SharedPatience releasePatience{std::chrono::seconds(5)};
 constexpr const char* kConnectKey = "connect";
 constexpr const char* kLeftKey = "left";
 
-// The store in which the ranks of a link meet. Gloo keeps it, and needs it only to connect.
+// The store through which the ranks of a link exchange their addresses. Gloo keeps it, and needs it
+// only to connect. Reads each key only once, in one round trip: Gloo asks for each key three times,
+// and also for keys that it has set. Thread-safe.
 class MeetingPlace : public c10d::PrefixStore {
  public:
-  using PrefixStore::PrefixStore;
+  MeetingPlace(std::string prefix, c10::intrusive_ptr<c10d::Store> store, int ranks)
+      : PrefixStore(std::move(prefix), std::move(store)), ranks_(ranks) {}
+
   // Speaks to the store over `other`'s connection from now on, and so ends its own.
   void use(c10::intrusive_ptr<c10d::Store> other) { store_ = std::move(other); }
+
+  using PrefixStore::set;
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    PrefixStore::set(key, value);
+    keep(key, value);
+  }
+
+  std::vector<uint8_t> get(const std::string& key) override {
+    wait({key});
+    LockGuard lock(mutex_);
+    return values_.at(key);
+  }
+
+  void wait(const std::vector<std::string>& keys) override { wait(keys, getTimeout()); }
+  void wait(
+      const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    for (const auto& key : keys) {
+      for (StorePauses pauses(ranks_); !known(key); pauses.next()) {
+        if (const auto value = valueOf(*store_, joinKey(key))) {
+          keep(key, {value->begin(), value->end()});
+          break;
+        }
+        if (std::chrono::steady_clock::now() >= deadline) {
+          C10_THROW_ERROR(
+              DistStoreError, "no rank has written '" + key + "' within " +
+                                  std::to_string(timeout.count()) + " ms");
+        }
+      }
+    }
+  }
+
+  bool hasExtendedApi() const override { return false; }  // Gloo then reads keys by get()
+
+ private:
+  bool known(const std::string& key) {
+    LockGuard lock(mutex_);
+    return values_.contains(key);
+  }
+  void keep(const std::string& key, std::vector<uint8_t> value) {
+    LockGuard lock(mutex_);
+    values_[key] = std::move(value);
+  }
+
+  const int ranks_;
+  Mutex mutex_;
+  std::map<std::string, std::vector<uint8_t>> values_ GUARDED_BY(mutex_);
 };
+
+// Tag of the message that ends connecting.
+constexpr int kConnectedTag = 0;
 
 // Waits until all ranks have connected. Gloo's own call returns when this rank has connected: if
 // this rank then closed its group at once, a peer that is still connecting would fail.
-void awaitAllConnected(c10d::Backend& made, int rank, int size, int tag) {
+void awaitAllConnected(c10d::Backend& made) {
   std::vector<at::Tensor> sent{at::zeros({1}, at::kByte)};
   std::vector<at::Tensor> received;
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
-  for (int peer = 0; peer < size; ++peer) {
-    if (peer != rank) {
+  for (int peer = 0; peer < made.getSize(); ++peer) {
+    if (peer != made.getRank()) {
       received.push_back(at::empty({1}, at::kByte));
       std::vector<at::Tensor> from{received.back()};
-      works.push_back(made.recv(from, peer, tag));
-      works.push_back(made.send(sent, peer, tag));
+      works.push_back(made.recv(from, peer, kConnectedTag));
+      works.push_back(made.send(sent, peer, kConnectedTag));
     }
   }
   for (const auto& work : works) {
@@ -60,7 +113,7 @@ bool Link::connected() const {
   return connections_ != nullptr;
 }
 
-Connections Link::connections() {
+Connections Link::awaitConnections() {
   if (!connected()) {
     startConnecting(/*tells=*/true);
   }
@@ -133,10 +186,10 @@ host::NcclError Link::unconnected(const std::string& why, std::vector<int> ranks
 }
 
 void Link::connectThrough(c10::intrusive_ptr<c10d::Store> group) {
-  const auto place = c10::make_intrusive<MeetingPlace>(setup_.prefix, std::move(group));
+  const auto place = c10::make_intrusive<MeetingPlace>(setup_.prefix, std::move(group), size());
   auto made = setup_.connect(place, setup_.rank, size());
   if (made != nullptr) {  // NOLINT(bugprone-use-after-move): null after the move
-    awaitAllConnected(*made, setup_.rank, size(), kConnectedTag);
+    awaitAllConnected(*made);
   }
   place->use(setup_.store);
   {

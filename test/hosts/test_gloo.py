@@ -11,6 +11,7 @@ from harness.comms import make, torchcomms
 from harness.leaks import descriptors
 from harness.ranks import Ranks, check, connect_store, thread_names, time_limit, wait_for
 from harness.values import all_data, assert_reduced, assert_same, data
+from torchcomms_pg import gloo_connections
 
 pytestmark = pytest.mark.beyond_gloo
 SECOND = datetime.timedelta(seconds=1)
@@ -53,6 +54,21 @@ def test_messages_of_any_size_overtake_each_other_only_by_tag(world):
     assert_same(own, data(rank, 1000))
     comm.barrier(False)
     comm.finalize()
+
+
+@pytest.mark.ranks(2)
+def test_the_address_is_chosen_for_the_jobs_store(world, monkeypatch):
+    """Python cannot ask a store of this project for its host."""
+    stores, connect = [], gloo_connections.connect
+
+    def noting(store, *rest):
+        stores.append(store)
+        return connect(store, *rest)
+
+    monkeypatch.setattr(gloo_connections, "connect", noting)
+    make("towards", "gloo").finalize()
+    (store,) = stores
+    assert type(store) not in (dist.Store, dist.PrefixStore)
 
 
 @pytest.mark.ranks(2)
