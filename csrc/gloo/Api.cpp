@@ -21,7 +21,7 @@ using CommPtr = std::shared_ptr<Comm>;
 struct Task {
   CommPtr comm;
   cudaStream_t stream;
-  std::variant<host::Collective, Message> what;
+  std::variant<Collective, Message> what;
 };
 
 // An all-to-all, issued as one send and one receive for each rank.
@@ -29,7 +29,7 @@ struct Exchange {
   std::vector<Part> sends;
   std::vector<Part> receives;
   ncclDataType_t type = ncclInt8;
-  Comm::Place place;
+  uint64_t place = 0;
   size_t parts = 0;
 
   bool complete() const { return parts == sends.size() + receives.size(); }
@@ -38,7 +38,7 @@ struct Exchange {
 // The operations of one launch. All messages proceed together, while the collectives and then the
 // exchanges run one after another.
 struct Batch {
-  std::vector<std::pair<host::Collective, Comm::Place>> collectives;
+  std::vector<std::pair<Collective, uint64_t>> collectives;
   std::vector<Message> messages;
   std::vector<Exchange> exchanges;
 };
@@ -89,7 +89,7 @@ ncclResult_t launch(std::vector<Task> tasks) {
           ncclInvalidUsage, "groupEnd: a group over Gloo has one communicator and one stream");
     }
     // Assigns places now, in the order of issue, which is the same on all ranks.
-    if (const auto* collective = std::get_if<host::Collective>(&task.what)) {
+    if (const auto* collective = std::get_if<Collective>(&task.what)) {
       now.collectives.emplace_back(*collective, comm->nextPlace());
       continue;
     }
@@ -143,13 +143,8 @@ ncclResult_t launch(std::vector<Task> tasks) {
 }
 
 ncclResult_t add(Task task) {
-  if (group.depth > 0) {
-    group.tasks.push_back(std::move(task));
-    return ncclSuccess;
-  }
-  std::vector<Task> tasks;
-  tasks.push_back(std::move(task));
-  return launch(std::move(tasks));
+  group.tasks.push_back(std::move(task));
+  return group.depth > 0 ? ncclSuccess : launch(std::exchange(group.tasks, {}));
 }
 
 class SeveralHosts final : public Library {

@@ -26,10 +26,6 @@ std::shared_ptr<Link> newLink(
        static_cast<int>(rank)});
 }
 
-std::string nameOfRail(const Topology& topology) {
-  return "rail/" + std::to_string(topology.local());
-}
-
 }  // namespace
 
 Comm::Comm(Members members)
@@ -98,19 +94,13 @@ void Comm::connectRail(Connected connected, const std::function<void()>& look) {
   for (const auto& members : t.hosts) {
     counterparts.push_back(members[t.local()]);
   }
-  rail_ = newLink(members_, groupFailure_, nameOfRail(t), counterparts);
+  rail_ = newLink(members_, groupFailure_, "rail/" + std::to_string(t.local()), counterparts);
   if (connected == Connected::now) {
     rail_->connect(members_.timeout, look);
   }
 }
 
-Comm::Place Comm::nextPlace() {
-  LockGuard lock(mutex_);
-  tags_ = tags_ % (Link::kTagLimit - 1) + 1;
-  return {turns_.take(), tags_};
-}
-
-void Comm::execute(const Place& place, const std::function<void()>& body) {
+void Comm::execute(uint64_t place, const std::function<void()>& body) {
   // Lets the next collective execute, even if `body` raises.
   struct Turn {
     shm::TicketLock& ticketLock;
@@ -118,9 +108,11 @@ void Comm::execute(const Place& place, const std::function<void()>& body) {
     ~Turn() { ticketLock.pass(ticket); }
   };
   try {
-    turns_.await(place.ticket, inside_->segment());
-    const Turn turn{turns_, place.ticket};
-    awaitRail();
+    turns_.await(place, inside_->segment());
+    const Turn turn{turns_, place};
+    if (rail_ != nullptr && !rail_->connected()) {
+      rail_->awaitConnections();
+    }
     body();
   } catch (const host::NcclError& failure) {
     groupFailure_->raiseFor(failure, topology().inside());
@@ -132,12 +124,6 @@ void Comm::checkInside(ncclResult_t result) const {
     const auto& segment = inside_->segment();
     throw segment.failed() ? segment.failure()
                            : host::NcclError(result, shm::library().getLastError(members_.inside));
-  }
-}
-
-void Comm::awaitRail() {
-  if (rail_ != nullptr && !rail_->connected()) {
-    rail_->awaitConnections();
   }
 }
 
@@ -157,7 +143,7 @@ void Comm::completeLater(std::shared_ptr<Transfer> transfer) {
   });
 }
 
-Comm::Child Comm::split(int color, int key, const Place& place) {
+Comm::Child Comm::split(int color, int key, uint64_t place) {
   struct Choice {
     int color;
     int key;
@@ -166,8 +152,7 @@ Comm::Child Comm::split(int color, int key, const Place& place) {
   const auto& t = topology();
   std::vector<Choice> choices(t.size);
   const Choice mine{color, key, t.rank};
-  const host::Collective c{
-      host::CollectiveKind::split, &mine, choices.data(), sizeof(Choice), ncclInt8};
+  const Collective c{CollectiveKind::split, &mine, choices.data(), sizeof(Choice), ncclInt8};
   ncclComm_t inside = nullptr;
   execute(place, [&] {
     runHere(c, place);
@@ -194,7 +179,7 @@ Comm::Child Comm::split(int color, int key, const Place& place) {
     return {nullptr, inside};
   }
   const auto store = c10::make_intrusive<c10d::PrefixStore>(
-      "split/" + std::to_string(place.tag) + "/" + std::to_string(color), members_.store);
+      "split/" + std::to_string(place) + "/" + std::to_string(color), members_.store);
   return {
       make(
           {store, std::move(topology), inside, members_.connect, members_.timeout,
@@ -251,11 +236,8 @@ uint64_t Comm::ring(uint64_t times) {
 }
 
 void Comm::close() {
-  {
-    LockGuard lock(mutex_);
-    if (std::exchange(closed_, true)) {
-      return;
-    }
+  if (closed_.exchange(true)) {
+    return;
   }
   groupFailure_->awaitTold();
   if (rail_ != nullptr) {

@@ -1,13 +1,13 @@
 // A group of ranks on several hosts: shared memory inside a host, Gloo between hosts.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "base/Mutex.hpp"
 #include "device/WorkerStream.hpp"
 #include "gloo/GroupFailure.hpp"
 #include "gloo/Link.hpp"
@@ -59,21 +59,16 @@ class Comm : public std::enable_shared_from_this<Comm> {
   const Topology& topology() const { return *members_.topology; }
   GroupFailure& groupFailure() { return *groupFailure_; }
 
-  // Place of an issued collective among this rank's collectives, which all ranks issue in one
-  // order. run() executes in the order of `ticket`. `tag` distinguishes the collective's packets on
-  // the links from the packets of earlier and later collectives.
-  struct Place {
-    uint64_t ticket = 0;
-    int tag = 0;
-  };
-  Place nextPlace();
+  // Returns the place of an issued collective among this rank's collectives, which all ranks issue
+  // in one order. run() executes in the order of places.
+  uint64_t nextPlace() { return turns_.take(); }
 
   // Executes a collective; blocks until this rank's part is done.
-  void run(const host::Collective& collective, const Place& place);
+  void run(const Collective& collective, uint64_t place);
   // Executes an all-to-all. `sends` and `receives`: by rank, a part of any size.
   void exchange(
       const std::vector<Part>& sends, const std::vector<Part>& receives, ncclDataType_t type,
-      const Place& place);
+      uint64_t place);
 
   Messages& messages() { return *messages_; }
 
@@ -92,7 +87,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
     std::shared_ptr<Comm> comm;
     ncclComm_t inside = nullptr;
   };
-  Child split(int color, int key, const Place& place);
+  Child split(int color, int key, uint64_t place);
 
   // Returns ranks for which this rank's oldest waiting collective, or message inside the host,
   // waits. After a failure, returns the ranks at fault, if known.
@@ -114,13 +109,12 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
   explicit Comm(Members members);
   void connectRail(Connected connected, const std::function<void()>& look);
-  void awaitRail();
-  void runHere(const host::Collective& collective, const Place& place);
+  void runHere(const Collective& collective, uint64_t place);
   // If `result` is an error, raises the failure of members_.inside, or else its last error.
   void checkInside(ncclResult_t result) const;
   // Executes `body` when all earlier collectives have ended. Fails the group with any failure of
   // shared memory or Gloo.
-  void execute(const Place& place, const std::function<void()>& body);
+  void execute(uint64_t place, const std::function<void()>& body);
 
   const Members members_;
   const std::shared_ptr<shm::Comm> inside_;
@@ -131,10 +125,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   shm::TicketLock turns_;
   Scratch scratch_;  // used by the operation whose turn it is
   WorkerStream waiters_{"tcpg_gloo"};
-
-  mutable Mutex mutex_;
-  int tags_ GUARDED_BY(mutex_) = 0;
-  bool closed_ GUARDED_BY(mutex_) = false;
+  std::atomic<bool> closed_{false};
 };
 
 }  // namespace torchcomms_pg::gloo

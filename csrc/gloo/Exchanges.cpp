@@ -1,7 +1,6 @@
 // All-to-all between hosts.
 #include <algorithm>
 #include <numeric>
-#include <utility>
 
 #include "gloo/Execution.hpp"
 #include "host/Reduce.hpp"
@@ -12,7 +11,7 @@ namespace torchcomms_pg::gloo {
 // sizes.
 void Execution::exchangeStraight(
     const std::vector<Part>& sends, const std::vector<Part>& receives) {
-  std::vector<Packet> packets;
+  Step step(*this);
   for (int peer = 0; peer < t_.size; ++peer) {
     for (const bool sending : {false, true}) {
       const auto& part = (sending ? sends : receives)[peer];
@@ -20,26 +19,17 @@ void Execution::exchangeStraight(
       signature.countLow = static_cast<uint32_t>(part.bytes);
       signature.countHigh = static_cast<uint32_t>(part.bytes >> 32);
       if (peer != t_.rank) {
-        packets.push_back(comm_.rail_->post(
+        step.add(
             {.signature = signature,
              .sending = sending,
              .peer = peer,
              .tag = tag_,
              .data = part.data,
-             .bytes = part.bytes}));
+             .bytes = part.bytes});
       }
     }
   }
-  finish(packets);
-}
-
-void Execution::checkOwn(const Part& send, const Part& receive) const {
-  if (send.bytes != receive.bytes) {
-    throw host::NcclError(
-        ncclInvalidUsage, comm_.inside_->segment().nameOf(local()) + " sends itself " +
-                              std::to_string(send.bytes) + " bytes and receives " +
-                              std::to_string(receive.bytes));
-  }
+  step.finish();
 }
 
 // Sizes in bytes of the parts that each rank of this host sends to every rank of the group, and of
@@ -79,8 +69,15 @@ Execution::Sizes Execution::tellSizes(
 // ranks.
 void Execution::exchange(
     const std::vector<Part>& sends, const std::vector<Part>& receives, bool sameSizes) {
-  checkOwn(sends[t_.rank], receives[t_.rank]);
-  host::copy(receives[t_.rank].data, sends[t_.rank].data, sends[t_.rank].bytes);
+  const auto& [given, bytes] = sends[t_.rank];
+  const auto& [taken, room] = receives[t_.rank];
+  if (bytes != room) {
+    throw host::NcclError(
+        ncclInvalidUsage, comm_.inside_->segment().nameOf(local()) + " sends itself " +
+                              std::to_string(bytes) + " bytes and receives " +
+                              std::to_string(room));
+  }
+  host::copy(taken, given, bytes);
   if (t_.size == hosts_ && !sameSizes) {
     return exchangeStraight(sends, receives);
   }
@@ -104,7 +101,7 @@ void Execution::exchange(
       const auto sources = onRail(host, local());
       const bool mine = sources.size() == 1 && localSize() == 1;
       if (!mine) arrived[host] = block(all);
-      step.receive(host, mine ? receives[sources.front()].data : arrived[host].data(), all);
+      step.receive(host, mine ? receives[sources.front()].data : arrived[host].get(), all);
     });
     forOtherHosts([&](int host) {
       const auto [data, all] = pack(host, sends, sizes, adopted, leaving);
@@ -142,17 +139,17 @@ std::map<int, Execution::Block> Execution::handToRails(
     });
     auto& data = adopted[source] = block(all);
     if (rail == local()) {
-      hops.push_back(hop(false, source, data.data(), all));
+      hops.push_back(hop(false, source, data.get(), all));
       continue;
     }
-    char* to = data.data();
+    char* to = data.get();
     forOtherHosts([&](int host) {
       for (const int rank : t_.hosts[host]) {
         host::copy(to, sends[rank].data, sends[rank].bytes);
         to += sends[rank].bytes;
       }
     });
-    hops.push_back(hop(true, rail, data.data(), all));
+    hops.push_back(hop(true, rail, data.get(), all));
   }
   inside(hops);
   return adopted;
@@ -207,7 +204,7 @@ std::pair<const void*, size_t> Execution::pack(
       const auto bytes = sizes.sent(t_.localOf[source], rank);
       parts.push_back(
           source == t_.rank ? sends[rank]
-                            : Part{at(adopted.at(t_.localOf[source]).data(), first), bytes});
+                            : Part{at(adopted.at(t_.localOf[source]).get(), first), bytes});
       first += bytes;
     }
   }
@@ -222,12 +219,12 @@ std::pair<const void*, size_t> Execution::pack(
   if (std::ranges::adjacent_find(parts, apart) == parts.end()) {
     return {parts.empty() ? nullptr : parts.front().data, all};
   }
-  char* to = packed.emplace_back(block(all)).data();
+  char* to = packed.emplace_back(block(all)).get();
   for (const auto& part : parts) {
     host::copy(to, part.data, part.bytes);
     to += part.bytes;
   }
-  return {packed.back().data(), all};
+  return {packed.back().get(), all};
 }
 
 // Scatters the received data among this host's ranks, in messages ordered by source host, then by
@@ -247,7 +244,7 @@ void Execution::spread(
       return;
     }
     size_t part = 0;
-    char* from = arrived[host].data();
+    char* from = arrived[host].get();
     for (const int source : onRail(host, local())) {
       for (int to = 0; to < localSize(); ++to, from += theirs[host][part], ++part) {
         if (to == local()) {

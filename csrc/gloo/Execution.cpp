@@ -1,5 +1,7 @@
 #include "gloo/Execution.hpp"
 
+#include <algorithm>
+
 #include "shm/api/Api.hpp"
 
 namespace torchcomms_pg::gloo {
@@ -10,7 +12,7 @@ namespace {
 // call different collectives then wait at different tags until the envelopes reveal the mismatch.
 // With equal tags, a rank could receive data of an unexpected size, and Gloo would end the process.
 // Tags may repeat, since data of one tag keeps its order.
-int dataTagOf(const host::Signature& signature, int tag) {
+int dataTagOf(const Signature& signature, int tag) {
   uint64_t hash = signature.kind | signature.types << 8 | signature.root << 16;
   hash = (hash * 0x9e3779b97f4a7c15u) ^ signature.countLow;
   hash = (hash * 0x9e3779b97f4a7c15u) ^ signature.countHigh;
@@ -20,29 +22,29 @@ int dataTagOf(const host::Signature& signature, int tag) {
 
 }  // namespace
 
-void Comm::run(const Collective& collective, const Place& place) {
+void Comm::run(const Collective& collective, uint64_t place) {
   execute(place, [&] { runHere(collective, place); });
 }
 
-void Comm::runHere(const Collective& collective, const Place& place) {
-  Execution(*this, host::signatureOf(collective), place.tag).run(collective);
+void Comm::runHere(const Collective& collective, uint64_t place) {
+  Execution(*this, host::signatureOf(collective), place).run(collective);
 }
 
 void Comm::exchange(
     const std::vector<Part>& sends, const std::vector<Part>& receives, ncclDataType_t type,
-    const Place& place) {
+    uint64_t place) {
   const Collective c{Kind::allToAll, nullptr, nullptr, 0, type};
   execute(place, [&] {
-    Execution(*this, host::signatureOf(c), place.tag).exchange(sends, receives, false);
+    Execution(*this, host::signatureOf(c), place).exchange(sends, receives, false);
   });
 }
 
-Execution::Execution(Comm& comm, const host::Signature& signature, int tag)
+Execution::Execution(Comm& comm, const Signature& signature, uint64_t place)
     : comm_(comm),
       t_(comm.topology()),
       signature_(signature),
-      tag_(Link::kCollectiveTags + tag),
-      dataTag_(dataTagOf(signature, tag)),
+      tag_(Link::kCollectiveTags + 1 + static_cast<int>(place % (Link::kTagLimit - 1))),
+      dataTag_(dataTagOf(signature, tag_)),
       hosts_(static_cast<int>(t_.hosts.size())),
       host_(t_.host()),
       announcedTo_(hosts_),
@@ -53,8 +55,11 @@ void Execution::run(const Collective& c) {
     return inside(c);
   }
   switch (c.kind) {
-    case Kind::allReduce: return allReduce(c);
-    case Kind::reduce: return reduce(c);
+    case Kind::allReduce: {
+      const bool small = std::min(hosts_, kStraight) * c.count * elementSize(c.type) <= kSmall;
+      return small ? allReduceSmall(c) : reduceInPieces(c);
+    }
+    case Kind::reduce: return c.count == 0 ? barrier() : reduceInPieces(c);
     case Kind::reduceScatter: return reduceScatter(c);
     case Kind::split:
     case Kind::allGather: return allGather(c);
@@ -72,12 +77,6 @@ void Execution::run(const Collective& c) {
       return exchange(sends, receives, true);
     }
     case Kind::window: return;
-  }
-}
-
-void Execution::finish(std::vector<Packet>& packets) {
-  for (auto& packet : packets) {
-    comm_.rail_->complete(packet, /*late=*/true);
   }
 }
 

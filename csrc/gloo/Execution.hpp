@@ -12,8 +12,7 @@
 
 namespace torchcomms_pg::gloo {
 
-using host::Collective;
-using Kind = host::CollectiveKind;
+using Kind = CollectiveKind;
 
 inline char* at(void* base, size_t offset) {
   return static_cast<char*>(base) + offset;
@@ -44,7 +43,8 @@ inline constexpr int kInsideTag = -2;
 // Execution.cpp has the barrier and the common part.
 class Execution {
  public:
-  Execution(Comm& comm, const host::Signature& signature, int tag);
+  // `place`: see Comm::nextPlace().
+  Execution(Comm& comm, const Signature& signature, uint64_t place);
 
   void run(const Collective& c);
   void exchange(const std::vector<Part>& sends, const std::vector<Part>& receives, bool sameSizes);
@@ -61,14 +61,17 @@ class Execution {
     void receive(int host, void* data, size_t bytes) {
       add(false, host, data, bytes, execution_.announcedBy_);
     }
+    void add(Packet packet) { packets_.push_back(execution_.comm_.rail_->post(std::move(packet))); }
     void finish() {
-      execution_.finish(packets_);
+      for (auto& packet : packets_) {
+        execution_.comm_.rail_->complete(packet, /*late=*/true);
+      }
       packets_.clear();
     }
 
    private:
     void add(bool sending, int host, void* data, size_t bytes, std::vector<bool>& announced) {
-      packets_.push_back(execution_.comm_.rail_->post(
+      add(
           {.signature = execution_.signature_,
            .sending = sending,
            .peer = host,
@@ -76,7 +79,7 @@ class Execution {
            .data = data,
            .bytes = bytes,
            .dataTag = execution_.dataTag_,
-           .announced = !announced[host]}));
+           .announced = !announced[host]});
       announced[host] = true;
     }
 
@@ -112,15 +115,12 @@ class Execution {
     comm_.inside_->run(part);
   }
   void inside(const std::vector<Message>& hops);
-  void finish(std::vector<Packet>& packets);
 
-  void allReduce(const Collective& c);
   void allReduceSmall(const Collective& c);
   void recursiveDoubling(const Collective& c, const std::function<void(void*)>& reduced);
   void reduceInPieces(const Collective& c);
   void spreadSlices(const Collective& c, Piece& piece, char* result);
   void gatherSlices(const Collective& c, Piece& piece, char* slice);
-  void reduce(const Collective& c);
   void reduceScatter(const Collective& c);
   void allGather(const Collective& c);
   void broadcast(const Collective& c);
@@ -128,7 +128,6 @@ class Execution {
   void gather(const Collective& c);
   void scatter(const Collective& c);
   void barrier();
-  void checkOwn(const Part& send, const Part& receive) const;
   void exchangeStraight(const std::vector<Part>& sends, const std::vector<Part>& receives);
   struct Sizes;
   Sizes tellSizes(const std::vector<Part>& sends, const std::vector<Part>& receives, bool same);
@@ -167,7 +166,7 @@ class Execution {
 
   Comm& comm_;
   const Topology& t_;
-  const host::Signature signature_;
+  const Signature signature_;
   const int tag_;
   const int dataTag_;
   const int hosts_;

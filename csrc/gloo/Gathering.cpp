@@ -1,7 +1,6 @@
 // All-gather, broadcast, gather and scatter between hosts.
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "gloo/Execution.hpp"
 #include "host/Reduce.hpp"
@@ -38,9 +37,9 @@ void Execution::allGather(const Collective& c) {
          c.count, c.type});
   } else {
     const auto gathered = block(localSize() * bytes);
-    inside({Kind::allGather, c.input, gathered.data(), c.count, c.type});
+    inside({Kind::allGather, c.input, gathered.get(), c.count, c.type});
     for (int i = 0; i < localSize(); ++i) {
-      host::copy(place(t_.inside()[i]), at(gathered.data(), i * bytes), bytes);
+      host::copy(place(t_.inside()[i]), at(gathered.get(), i * bytes), bytes);
     }
   }
   if (onRail() && !alone) {

@@ -9,8 +9,6 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <functional>
-#include <utility>
 
 #include "gloo/Execution.hpp"
 #include "host/Reduce.hpp"
@@ -66,14 +64,6 @@ void Execution::combine(
       /*divisor=*/std::ldexp(t_.size, -halvings(c)));
 }
 
-void Execution::allReduce(const Collective& c) {
-  if (std::min(hosts_, kStraight) * c.count * elementSize(c.type) <= kSmall) {
-    allReduceSmall(c);
-  } else {
-    reduceInPieces(c);
-  }
-}
-
 void Execution::allReduceSmall(const Collective& c) {
   const size_t bytes = c.count * elementSize(c.type);
   const auto reduced = [&](void* sum) {
@@ -89,11 +79,11 @@ void Execution::allReduceSmall(const Collective& c) {
   } else {
     const auto sums = block(hosts_ * bytes);
     Step step(*this);
-    forOtherHosts([&](int host) { step.receive(host, at(sums.data(), host * bytes), bytes); });
-    reduced(at(sums.data(), host_ * bytes));
+    forOtherHosts([&](int host) { step.receive(host, at(sums.get(), host * bytes), bytes); });
+    reduced(at(sums.get(), host_ * bytes));
     std::vector<const void*> inputs;
     for (int host = 0; host < hosts_; ++host) {
-      inputs.push_back(at(sums.data(), host * bytes));
+      inputs.push_back(at(sums.get(), host * bytes));
     }
     forOtherHosts([&](int host) { step.send(host, inputs[host_], bytes); });
     step.finish();
@@ -120,14 +110,14 @@ void Execution::recursiveDoubling(const Collective& c, const std::function<void(
   }
   // the partners' sums, then this host's sum of each step
   const auto sums = block((2 * partners.size() + 1) * bytes);
-  char* own = at(sums.data(), partners.size() * bytes);
+  char* own = at(sums.get(), partners.size() * bytes);
   std::deque<Step> steps;
   for (size_t i = 0; i < partners.size(); ++i) {
-    steps.emplace_back(*this).receive(partners[i], at(sums.data(), i * bytes), bytes);
+    steps.emplace_back(*this).receive(partners[i], at(sums.get(), i * bytes), bytes);
   }
   reduced(own);
   for (size_t i = 0; i < partners.size(); ++i) {
-    char* const theirs = at(sums.data(), i * bytes);
+    char* const theirs = at(sums.get(), i * bytes);
     if (partners[i] < power) {
       steps[i].send(partners[i], own, bytes);
     }
@@ -169,8 +159,8 @@ void Execution::reduceInside(const Collective& c, Piece& piece) {
   const char* input = piece.input;
   if (piece.outputBytes != t_.rails * bytes) {
     piece.padded = block(t_.rails * bytes);
-    std::memcpy(piece.padded.data(), input, piece.outputBytes);
-    input = piece.padded.data();
+    std::memcpy(piece.padded.get(), input, piece.outputBytes);
+    input = piece.padded.get();
   }
   auto part = toInside(c);
   part.count = piece.count;
@@ -180,9 +170,9 @@ void Execution::reduceInside(const Collective& c, Piece& piece) {
   }
   if (onRail()) {
     piece.reduced = block(bytes);
-    piece.slice = piece.reduced.data();
+    piece.slice = piece.reduced.get();
   }
-  part.output = piece.reduced.data();
+  part.output = piece.reduced.get();
   if (t_.rails == localSize()) {
     part.kind = Kind::reduceScatter;
     part.input = input;
@@ -213,21 +203,21 @@ void Execution::reduceInPieces(const Collective& c) {
     return all || toRoot ? count : begin(count, host + 1) - begin(count, host);
   };
   const auto resultOf = [&](Piece& piece) {
-    return rooted ? piece.result.data() : piece.padded ? piece.padded.data() : piece.output;
+    return rooted ? piece.result.get() : piece.padded ? piece.padded.get() : piece.output;
   };
   const auto sliceOf = [&](Piece& piece) {
     return at(resultOf(piece), rooted && !isRoot ? 0 : local() * piece.count * element);
   };
   const auto start = [&](Piece& piece) {
+    if (onRail()) {
+      piece.step = std::make_unique<Step>(*this);
+    }
     if (onRail() && reduces(host_)) {
       const size_t mine = size(piece.count, host_) * element;
       piece.received = block(hosts_ * mine);
-      piece.step = std::make_unique<Step>(*this);
       forOtherHosts([&](int host) {
-        piece.step->receive(host, at(piece.received.data(), host * mine), mine);
+        piece.step->receive(host, at(piece.received.get(), host * mine), mine);
       });
-    } else if (onRail()) {
-      piece.step = std::make_unique<Step>(*this);
     }
     reduceInside(c, piece);
     if (onRail()) {
@@ -253,7 +243,7 @@ void Execution::reduceInPieces(const Collective& c) {
     std::vector<const void*> inputs;
     for (int host = 0; host < hosts_; ++host) {
       inputs.push_back(
-          host == host_ ? at(piece.slice, from) : at(piece.received.data(), host * mine * element));
+          host == host_ ? at(piece.slice, from) : at(piece.received.get(), host * mine * element));
     }
     char* const slice = sliceOf(piece);
     combine(c, at(slice, from), std::move(inputs), mine);
@@ -320,18 +310,11 @@ void Execution::gatherSlices(const Collective& c, Piece& piece, char* slice) {
   }
   for (int rail = 0; rail < t_.rails; ++rail) {
     if (rail != root) {
-      hops.push_back(hop(false, rail, at(piece.result.data(), rail * bytes), bytes));
+      hops.push_back(hop(false, rail, at(piece.result.get(), rail * bytes), bytes));
     }
   }
   inside(hops);
-  std::memcpy(piece.output, piece.result.data(), piece.outputBytes);
-}
-
-void Execution::reduce(const Collective& c) {
-  if (c.count == 0) {
-    return barrier();
-  }
-  reduceInPieces(c);
+  std::memcpy(piece.output, piece.result.get(), piece.outputBytes);
 }
 
 void Execution::reduceScatter(const Collective& c) {
@@ -359,12 +342,12 @@ void Execution::reduceScatter(const Collective& c) {
     if (!std::ranges::is_sorted(order)) {
       packed = block(order.size() * bytes);
       for (size_t i = 0; i < order.size(); ++i) {
-        std::memcpy(at(packed.data(), i * bytes), at(c.input, order[i] * bytes), bytes);
+        std::memcpy(at(packed.get(), i * bytes), at(c.input, order[i] * bytes), bytes);
       }
-      part.input = packed.data();
+      part.input = packed.get();
     }
     part.count = hosts_ * c.count;
-    part.output = sums.data();
+    part.output = sums.get();
     inside(part);
   } else {
     part.kind = Kind::reduce;
@@ -372,7 +355,7 @@ void Execution::reduceScatter(const Collective& c) {
       part.root = t_.railOf(rank);
       part.input = at(c.input, rank * bytes);
       const auto found = std::ranges::find(mine, rank);
-      part.output = found == mine.end() ? nullptr : at(sums.data(), (found - mine.begin()) * bytes);
+      part.output = found == mine.end() ? nullptr : at(sums.get(), (found - mine.begin()) * bytes);
       inside(part);
     }
   }
@@ -385,8 +368,8 @@ void Execution::reduceScatter(const Collective& c) {
     Step step(*this);
     forOtherHosts([&](int host) {
       const size_t theirs = (host + 1 < hosts_ ? firstOf[host + 1] : mine.size()) - firstOf[host];
-      step.receive(host, at(received.data(), host * ours), ours);
-      step.send(host, at(sums.data(), firstOf[host] * bytes), theirs * bytes);
+      step.receive(host, at(received.get(), host * ours), ours);
+      step.send(host, at(sums.get(), firstOf[host] * bytes), theirs * bytes);
     });
     step.finish();
     results = block(ours);
@@ -394,11 +377,11 @@ void Execution::reduceScatter(const Collective& c) {
       std::vector<const void*> inputs;
       for (int host = 0; host < hosts_; ++host) {
         inputs.push_back(
-            host == host_ ? at(sums.data(), (firstOf[host] + i) * bytes)
-                          : at(received.data(), host * ours + i * bytes));
+            host == host_ ? at(sums.get(), (firstOf[host] + i) * bytes)
+                          : at(received.get(), host * ours + i * bytes));
       }
       const bool own = here[i] == t_.rank;
-      void* const to = own ? c.output : at(results.data(), i * bytes);
+      void* const to = own ? c.output : at(results.get(), i * bytes);
       combine(c, to, std::move(inputs), c.count);
       if (!own) {
         hops.push_back(hop(true, t_.localOf[here[i]], to, bytes));

@@ -12,47 +12,24 @@ namespace torchcomms_pg::gloo {
 // fault for every 4 KiB, a third of a copy's time. Not thread-safe; has to outlive its blocks.
 class Scratch {
  public:
-  // Memory that returns to its owner when the block is destroyed. Not initialized.
-  class Block {
-   public:
-    Block() = default;
-    Block(Scratch* owner, std::unique_ptr<char[]> data, size_t bytes)
-        : owner_(owner), data_(std::move(data)), bytes_(bytes) {}
-    Block(Block&& other) noexcept { swap(other); }
-    Block& operator=(Block&& other) noexcept {
-      Block(std::move(other)).swap(*this);
-      return *this;
-    }
-    ~Block() {
-      if (owner_ != nullptr) owner_->giveBack(std::move(data_), bytes_);
-    }
-
-    char* data() const { return data_.get(); }
-    explicit operator bool() const { return data_ != nullptr; }
-
-   private:
-    void swap(Block& other) noexcept {
-      std::swap(owner_, other.owner_);
-      std::swap(data_, other.data_);
-      std::swap(bytes_, other.bytes_);
-    }
-
-    Scratch* owner_ = nullptr;
-    std::unique_ptr<char[]> data_;
-    size_t bytes_ = 0;
+  struct GiveBack {
+    Scratch* owner;
+    size_t bytes;
+    void operator()(char* data) const { owner->giveBack(std::unique_ptr<char[]>(data), bytes); }
   };
+  // Memory that returns to its owner when the block is destroyed. Not initialized.
+  using Block = std::unique_ptr<char[], GiveBack>;
 
   Block take(size_t bytes) {
-    for (auto& kept : kept_) {
-      if (kept.second >= bytes && kept.second <= 2 * bytes + kPage) {
-        std::swap(kept, kept_.back());
-        Block block(this, std::move(kept_.back().first), kept_.back().second);
-        total_ -= kept_.back().second;
-        kept_.pop_back();
+    for (auto kept = kept_.begin(); kept != kept_.end(); ++kept) {
+      if (kept->second >= bytes && kept->second <= 2 * bytes + kPage) {
+        Block block(kept->first.release(), {this, kept->second});
+        total_ -= kept->second;
+        kept_.erase(kept);
         return block;
       }
     }
-    return {this, std::make_unique_for_overwrite<char[]>(bytes), bytes};
+    return {new char[bytes], {this, bytes}};
   }
 
  private:

@@ -23,17 +23,11 @@ std::shared_ptr<const Topology> Topology::of(
     t.localOf.push_back(static_cast<int>(members.size()));
     members.push_back(peer);
   }
-  size_t smallest = kMaxRails;
+  t.rails = kMaxRails;
   for (const auto& members : t.hosts) {
-    smallest = std::min(smallest, members.size());
+    t.rails = std::min(t.rails, static_cast<int>(members.size()));
   }
-  t.rails = static_cast<int>(smallest);
   return std::make_shared<const Topology>(std::move(t));
-}
-
-bool Topology::even() const {
-  return std::ranges::all_of(
-      hosts, [this](const auto& members) { return static_cast<int>(members.size()) == rails; });
 }
 
 }  // namespace torchcomms_pg::gloo

@@ -38,7 +38,7 @@ struct Topology {
   int railOf(int of) const { return localOf[of] % rails; }
   bool onRail(int of) const { return localOf[of] < rails; }
   // Returns whether every rank is on a rail: then each host has `rails` ranks.
-  bool even() const;
+  bool even() const { return size == rails * static_cast<int>(hosts.size()); }
   // Returns whether the ranks of a host have consecutive numbers.
   bool contiguous(int host) const {
     return hosts[host].back() - hosts[host].front() + 1 == static_cast<int>(hosts[host].size());

@@ -7,11 +7,6 @@
 
 namespace torchcomms_pg::host {
 
-using torchcomms_pg::Collective;
-using torchcomms_pg::CollectiveKind;
-using torchcomms_pg::Operator;
-using torchcomms_pg::Signature;
-
 bool hasRoot(CollectiveKind kind);
 
 Signature signatureOf(const Collective& collective);

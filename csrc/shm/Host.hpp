@@ -11,12 +11,8 @@
 
 namespace torchcomms_pg::shm {
 
-using host::Collective;
-using host::CollectiveKind;
 using host::HostStream;
 using host::NcclError;
-using host::Operator;
-using host::Signature;
 
 using host::bootHash;
 using host::describe;
