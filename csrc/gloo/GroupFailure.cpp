@@ -151,11 +151,7 @@ void GroupFailure::announceBy(Announcements by) {
     due = std::exchange(unannounced_, false);
   }
   if (due) {
-    try {
-      by.announce();
-    } catch (const std::exception&) {
-      // The store is gone, so no rank can read the news.
-    }
+    attempt([&] { by.announce(); });  // if the store is gone, no rank can read the news
   }
 }
 
@@ -204,6 +200,13 @@ std::optional<GroupFailure::Lost> GroupFailure::awaitReason(
     const std::vector<int>& ranks, bool ask) {
   using Clock = std::chrono::steady_clock;
   Lost lost;
+  const auto reachingStore = [&](const auto& body) {
+    try {
+      body();
+    } catch (const std::exception&) {
+      lost.store = false;  // the process that served the store has ended
+    }
+  };
   const auto look = [&](bool first) {
     call(&Actions::learn, first);
     for (const int rank : ranks) {
@@ -215,25 +218,20 @@ std::optional<GroupFailure::Lost> GroupFailure::awaitReason(
     if (known() || !lost.store) {
       return;
     }
-    try {
-      if (failAsWritten(*store_, kReasonKey)) {
-        return;
+    reachingStore([&] {
+      if (!failAsWritten(*store_, kReasonKey)) {
+        std::erase_if(lost.silent, [&](int rank) { return store_->check({answerOf(rank)}); });
       }
-      std::erase_if(lost.silent, [&](int rank) { return store_->check({answerOf(rank)}); });
-    } catch (const std::exception&) {
-      lost.store = false;  // the process that served the store has ended
-    }
+    });
   };
   if (ask) {
     lost.silent = ranks;
-    try {
+    reachingStore([&] {
       for (const int rank : ranks) {
         store_->set(questionTo(rank), std::vector<uint8_t>{});
       }
       announce();
-    } catch (const std::exception&) {
-      lost.store = false;
-    }
+    });
   }
   const auto begun = Clock::now();
   for (bool first = true;; first = false) {

@@ -132,11 +132,8 @@ void Messages::endInside(Transfer& transfer, ncclResult_t result, int local) {
   }
   const auto& segment = ways_.inside->segment();
   if (result != ncclSuccess && segment.failed()) {
-    try {
-      ways_.groupFailure->raiseFor(segment.failure(), ways_.topology->inside());
-    } catch (const std::exception&) {
-      // The group has failed, and the other ranks are notified unless memory is short.
-    }
+    // If this raises, memory is short, and the other ranks are not notified.
+    attempt([&] { ways_.groupFailure->adopt(segment.failure(), ways_.topology->inside()); });
   }
   if (isInside(transfer) && transfer.done != nullptr) {
     return transfer.done(transfer.context, result, transfer.partner);
