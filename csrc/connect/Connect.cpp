@@ -46,14 +46,6 @@ std::shared_ptr<Communicator> own(
   return comm;
 }
 
-void checkDevice(const std::string& group, c10::Device device) {
-  const int count = deviceCount(device.type());
-  TORCH_CHECK_VALUE(
-      device.index() < count, "group '", group, "' cannot communicate tensors on ", device,
-      ": torch sees ", count,
-      " such devices here. It takes a GPU, its driver, and a torch that is built for it");
-}
-
 void logOnce(const Libnccl& library) {
   static std::once_flag once;
   std::call_once(once, [&] {
@@ -104,10 +96,8 @@ std::shared_ptr<Communicator> connectMet(
     RendezvousInfo info, const ConnectGloo& connectGloo, gloo::Connected connected,
     std::string (*placeOf)(const Peer& peer), const Met& met, const std::function<void()>& look) {
   std::vector<std::string> places;
-  places.reserve(info.size);
-  const bool acrossHosts = std::any_of(met.peers.begin(), met.peers.end(), [&](const Peer& peer) {
-    return peer.host != met.peers[info.rank].host;
-  });
+  const auto& here = met.peers[info.rank].host;
+  const bool acrossHosts = std::ranges::count(met.peers, here, &Peer::host) < info.size;
   for (int rank = 0; rank < info.size; ++rank) {
     places.push_back(placeOf == nullptr ? std::to_string(rank) : placeOf(met.peers[rank]));
     if (placeOf != nullptr) {
@@ -193,7 +183,11 @@ std::shared_ptr<Communicator> connect(
   };
   const auto& name = info.group.name;
   checkCarried("connect", name, device);
-  checkDevice(name, device);
+  const int count = deviceCount(device.type());
+  TORCH_CHECK_VALUE(
+      device.index() < count, "group '", name, "' cannot communicate tensors on ", device,
+      ": torch sees ", count,
+      " such devices here. It takes a GPU, its driver, and a torch that is built for it");
   refuseCapture(name, device);
   const std::string* const onHost = hostStreams[static_cast<size_t>(device.type())];
   if (onHost != nullptr && onHost->empty()) {

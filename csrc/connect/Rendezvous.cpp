@@ -4,7 +4,6 @@
 #include <cstring>
 #include <map>
 #include <utility>
-#include <vector>
 
 #include "comm/Communicator.hpp"
 #include "connect/StoreRendezvous.hpp"
@@ -239,7 +238,7 @@ NcclRendezvous rendezvousOverNccl(
       library.has(Feature::severalIds) ? (info.size + ranksPerRoot - 1) / ranksPerRoot : 1;
   const auto roots = rootsOf(info.size, count);
   auto mine = versionText(library.version());
-  if (std::find(roots.begin(), roots.end(), info.rank) != roots.end()) {
+  if (std::ranges::count(roots, info.rank) > 0) {
     mine += newId(library, info);
   }
   StoreRendezvous rendezvous(info);

@@ -5,10 +5,10 @@
 #include <cstring>
 #include <map>
 #include <thread>
-#include <utility>
 
 #include "base/StoreValue.hpp"
 #include "base/TextStreams.hpp"
+#include "base/Thread.hpp"
 #include "host/Interrupt.hpp"
 
 namespace torchcomms_pg {
@@ -55,12 +55,11 @@ std::string introduction(const std::string& group) {
 }  // namespace
 
 void failInit(const std::string& group, const std::string& why, std::vector<int> ranks) {
-  Failure failure;
-  failure.op = "init";
-  failure.group = group;
-  failure.ranks = std::move(ranks);
-  failure.message = introduction(group) + why;
-  throw CommError(failure);
+  throw CommError(
+      {.message = introduction(group) + why,
+       .op = "init",
+       .group = group,
+       .ranks = std::move(ranks)});
 }
 
 std::string reasonOf(const std::string& group, const std::exception& error) {
@@ -71,7 +70,7 @@ std::string reasonOf(const std::string& group, const std::exception& error) {
     text = raised->what_without_backtrace();
   }
   const auto known = introduction(group);
-  return text.compare(0, known.size(), known) == 0 ? text.substr(known.size()) : text;
+  return text.starts_with(known) ? text.substr(known.size()) : text;
 }
 
 std::string differences(
@@ -224,7 +223,8 @@ void StoreRendezvous::raiseDamaged(const std::string& answer) {
 }
 
 void StoreRendezvous::forget() {
-  try {
+  // If this raises, the store cannot delete keys, or is gone and keeps none.
+  attempt([&] {
     // Before all ranks have counted themselves, another rank may still read any key.
     if (store_.add(prefix_ + kRead, 1) != info_.size) {
       return;
@@ -235,9 +235,7 @@ void StoreRendezvous::forget() {
     for (const auto* const key : {kAnswer, kDecided, kRead}) {
       store_.deleteKey(prefix_ + key);
     }
-  } catch (const std::exception&) {
-    // Some stores cannot delete keys, and a store that is gone keeps none.
-  }
+  });
 }
 
 std::string StoreRendezvous::meet(const std::string& mine, const Judge& judge) {
@@ -386,7 +384,7 @@ std::optional<std::string> StoreRendezvous::value(const std::string& key) {
 
 void StoreRendezvous::tell(const host::NcclError& error) noexcept {
   known_ = true;
-  try {
+  attempt([&] {  // if this raises, the store is gone, which the other ranks also notice
     const auto text = refusal(error.what(), error.ranks);
     if (!said_) {
       set(rankKey(info_.rank), text);
@@ -396,9 +394,7 @@ void StoreRendezvous::tell(const host::NcclError& error) noexcept {
       set(kAnswer, text);  // replaces an answer that some ranks have not read yet
     }
     set("refused", text);
-  } catch (const std::exception&) {
-    // The store is gone, which the other ranks also notice.
-  }
+  });
 }
 
 void StoreRendezvous::raiseRefused(const std::string& text) {
@@ -410,7 +406,11 @@ void StoreRendezvous::raiseRefused(const std::string& text) {
 
 std::string StoreRendezvous::hear(int peer, const std::string& text) {
   if (text.front() == kRefusal) {
-    tellAgain(text);
+    // Passes on what the peer has written in place of its value.
+    if (info_.rank == 0) {
+      set(kAnswer, text);
+    }
+    raiseRefused(text);
   }
   const auto end = text.find('\n');
   const auto line = text.substr(1, end - 1);
@@ -432,13 +432,6 @@ std::string StoreRendezvous::differentVersions() const {
              ? ""
              : differences(versions, "with torchcomms_pg") +
                    "; install the same version on all hosts";
-}
-
-void StoreRendezvous::tellAgain(const std::string& refusal) {
-  if (info_.rank == 0) {
-    set(kAnswer, refusal);
-  }
-  raiseRefused(refusal);
 }
 
 std::string StoreRendezvous::await(const std::string& key) {
@@ -469,10 +462,9 @@ std::string StoreRendezvous::await(const std::string& key) {
   }
 }
 
-Failure StoreRendezvous::lateRanks(std::vector<int> joining) {
-  auto missing = std::move(joining);
+Failure StoreRendezvous::lateRanks(std::vector<int> missing) {
   std::vector<int> gone;
-  const bool all = std::find(heard_.begin(), heard_.end(), false) == heard_.end();
+  const bool all = std::ranges::count(heard_, false) == 0;
   for (int peer = 0; !all && peer < info_.size; ++peer) {
     if (!value(rankKey(peer))) {
       (seen_[peer] ? gone : missing).push_back(peer);
@@ -483,13 +475,8 @@ Failure StoreRendezvous::lateRanks(std::vector<int> joining) {
       *ranks = {info_.peer};  // the only rank that this rank needs
     }
   }
-  Failure failure;
-  failure.type = c10d::ErrorType::TIMEOUT;
-  failure.op = "init";
-  failure.group = info_.group.name;
-  failure.ranks = missing.empty() ? gone : missing;
-  failure.message =
-      "group '" + failure.group + "' could not be set up on " + info_.nameOf(info_.rank) +
+  auto why =
+      "group '" + info_.group.name + "' could not be set up on " + info_.nameOf(info_.rank) +
       " within " + inSeconds(info_.timeout) + ": " +
       (!missing.empty() ? info_.namesOf(missing) + (all ? " did not join the others of the host"
                                                         : " did not come; every rank of the group "
@@ -497,7 +484,12 @@ Failure StoreRendezvous::lateRanks(std::vector<int> joining) {
        : !gone.empty()  ? info_.namesOf(gone) + " gave up waiting before all ranks had come"
        : all            ? std::string("not all ranks have joined")
                         : info_.nameOf(0) + " did not answer");
-  return failure;
+  return {
+      .type = c10d::ErrorType::TIMEOUT,
+      .message = std::move(why),
+      .op = "init",
+      .group = info_.group.name,
+      .ranks = missing.empty() ? gone : missing};
 }
 
 }  // namespace torchcomms_pg

@@ -1,7 +1,6 @@
 // Rendezvous of the ranks of a new communicator through the group's store.
 #pragma once
 
-#include <chrono>
 #include <functional>
 #include <optional>
 #include <string>
@@ -167,14 +166,11 @@ class StoreRendezvous {
   // Returns a text that says how the ranks' versions of this package differ; empty if equal.
   std::string differentVersions() const;
 
-  // Passes on and raises a refusal that another rank has written in place of its value.
-  [[noreturn]] void tellAgain(const std::string& refusal);
-
   // Waits for a key of the round or for the answer, and returns the value that is stored first.
   std::string await(const std::string& key);
 
-  // Returns the failure at the deadline. `joining` are ranks that have arrived but not joined.
-  Failure lateRanks(std::vector<int> joining = {});
+  // Returns the failure at the deadline. `missing`: ranks that have arrived but not joined.
+  Failure lateRanks(std::vector<int> missing = {});
 
   const RendezvousInfo& info_;
   const Peer self_ = Peer::self();
