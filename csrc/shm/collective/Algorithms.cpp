@@ -19,6 +19,7 @@ class Execution {
   Execution(Exchange& exchange, const Collective& c, int rank, int ranks)
       : exchange_(exchange),
         c_(c),
+        shape_(shapeOf(c.kind)),
         rank_(rank),
         ranks_(ranks),
         elementBytes_(elementSize(c.type)),
@@ -31,7 +32,7 @@ class Execution {
   // publish() and complete() are the two halves of run() for a collective of one step. oneStep()
   // returns whether the collective takes one step and publish() stages only little data.
   bool oneStep() const {
-    const size_t staged = bytes(c_.count) * (inParts() ? ranks_ : 1);
+    const size_t staged = bytes(c_.count) * (shape_.inputInParts ? ranks_ : 1);
     return !shared() && c_.count <= capacity() && staged <= kPublishedBytes;
   }
   void publish() {
@@ -54,18 +55,14 @@ class Execution {
 
   // Returns whether the ranks share the work of reducing.
   bool shared() const {
-    const bool reduces = c_.kind == CollectiveKind::allReduce || c_.kind == CollectiveKind::reduce;
-    return reduces && bytes(c_.count) > oneShotBytes(ranks_);
+    return shape_.reduces && !shape_.inputInParts && bytes(c_.count) > oneShotBytes(ranks_);
   }
   // Returns how many of c_.count elements one step handles. Not for operations that are shared().
   size_t capacity() const;
-  // Returns whether a rank stages a separate part for each other rank.
-  bool inParts() const;
   // prepare() publishes this rank's data for a step. process() reads the other ranks' data and
   // completes the output.
   void prepare(Range range);
   void process(Range range);
-  void fill(std::byte* mine, Range range) const;
 
   size_t bytes(size_t elements) const { return elements * elementBytes_; }
   const std::byte* input(size_t element) const {
@@ -74,14 +71,18 @@ class Execution {
   std::byte* output(size_t element) const {
     return static_cast<std::byte*>(c_.output) + bytes(element);
   }
-  std::byte* part(std::byte* buffer, int owner) const {
-    return buffer + bytes(partCapacity_) * owner;
+  // Return where the range begins of the input for `rank`, and of the output from `rank`.
+  const std::byte* inputOf(int rank, Range range) const {
+    return input(range.first + (shape_.inputInParts ? c_.count * rank : 0));
   }
-  const std::byte* part(const std::byte* buffer, int owner) const {
+  std::byte* outputOf(int rank, Range range) const {
+    return output(range.first + (shape_.outputInParts ? c_.count * rank : 0));
+  }
+  template <class Byte>
+  Byte* part(Byte* buffer, int owner) const {
     return buffer + bytes(partCapacity_) * owner;
   }
 
-  void move(void* out, const void* in, size_t count) const { host::copy(out, in, bytes(count)); }
   // Copies a part of this rank's input, multiplied by the operator's factor if it has one.
   void stage(void* out, const void* in, size_t count) const {
     if (c_.op.scaled) {
@@ -98,10 +99,11 @@ class Execution {
   int peer(int i) const { return (rank_ + 1 + i) % ranks_; }
 
   bool root() const { return rank_ == c_.root; }
-  bool wantsResult() const { return c_.kind != CollectiveKind::reduce || root(); }
+  bool wantsResult() const { return !shape_.toRoot || root(); }
 
   Exchange& exchange_;
   const Collective& c_;
+  const Shape shape_;
   const int rank_;
   const int ranks_;
   const size_t elementBytes_;
@@ -143,9 +145,8 @@ void Execution::reduceShared() {
     const size_t even = (count + ranks_ - 1) / ranks_;
     return Round{{first, count}, (even + lineElements - 1) / lineElements * lineElements};
   };
-  std::byte* staged = nullptr;
   const auto stageRound = [&](const Round& round) {
-    staged = exchange_.open();
+    std::byte* const staged = exchange_.open();
     for (int i = 0; i < ranks_ - 1 + c_.op.scaled; ++i) {
       const Range range = round.of(peer(i));
       stage(part(staged, peer(i)), input(range.first), range.count);
@@ -161,7 +162,7 @@ void Execution::reduceShared() {
     const void* in[kMaxRanks];
     for (int r = 0; r < ranks_; ++r) {
       in[r] = r != rank_     ? part(exchange_.read(r), rank_)
-              : c_.op.scaled ? part(staged, rank_)
+              : c_.op.scaled ? part(exchange_.mine(), rank_)
                              : input(own.first);
     }
     std::byte* const reduced = exchange_.open();
@@ -183,126 +184,54 @@ void Execution::reduceShared() {
 }
 
 size_t Execution::capacity() const {
-  switch (c_.kind) {
-    case CollectiveKind::allReduce:
-    case CollectiveKind::reduce: return c_.count;
-    case CollectiveKind::broadcast: return exchange_.bytes() / elementBytes_;
-    default: return inParts() ? partCapacity_ : pieceCapacity_;
-  }
-}
-
-bool Execution::inParts() const {
-  switch (c_.kind) {
-    case CollectiveKind::reduceScatter:
-    case CollectiveKind::allToAll:
-    case CollectiveKind::scatter: return true;
-    default: return false;
-  }
+  if (shape_.inputInParts) return partCapacity_;
+  if (shape_.reduces) return c_.count;
+  return shape_.fromRoot ? exchange_.bytes() / elementBytes_ : pieceCapacity_;
 }
 
 void Execution::prepare(Range range) {
-  fill(exchange_.open(), range);
+  std::byte* const mine = exchange_.open();
+  const bool gives = !shape_.fromRoot || root();
+  // No other rank reads the input of the root that alone gets the output.
+  if (gives && !(shape_.toRoot && root() && !c_.op.scaled)) {
+    if (shape_.inputInParts) {
+      for (int i = 0; i < ranks_ - 1 + c_.op.scaled; ++i) {
+        stage(part(mine, peer(i)), inputOf(peer(i), range), range.count);
+      }
+    } else {
+      stage(mine, input(range.first), range.count);
+    }
+  }
   exchange_.publish();
   // Copies the part of the output that comes from this rank's own input.
-  const size_t own = c_.count * rank_ + range.first;
-  switch (c_.kind) {
-    case CollectiveKind::allGather: return move(output(own), input(range.first), range.count);
-    case CollectiveKind::allToAll: return move(output(own), input(own), range.count);
-    case CollectiveKind::broadcast:
-      if (root()) move(output(range.first), input(range.first), range.count);
-      return;
-    case CollectiveKind::gather:
-      if (root()) move(output(own), input(range.first), range.count);
-      return;
-    case CollectiveKind::scatter:
-      if (root()) move(output(range.first), input(own), range.count);
-      return;
-    default: return;
+  if (!shape_.reduces && gives && wantsResult()) {
+    host::copy(outputOf(rank_, range), inputOf(rank_, range), bytes(range.count));
   }
-}
-
-void Execution::fill(std::byte* mine, Range range) const {
-  if (range.count == 0) return;  // as in a barrier
-  const auto inputOf = [&](int rank) { return input(c_.count * rank + range.first); };
-  switch (c_.kind) {
-    case CollectiveKind::reduce:
-      // No other rank reads the root's input.
-      if (root() && !c_.op.scaled) return;
-      [[fallthrough]];
-    case CollectiveKind::allReduce: return stage(mine, input(range.first), range.count);
-    case CollectiveKind::reduceScatter:
-      for (int i = 0; i < ranks_ - 1 + c_.op.scaled; ++i) {
-        stage(part(mine, peer(i)), inputOf(peer(i)), range.count);
-      }
-      return;
-    case CollectiveKind::allGather: return host::copy(mine, input(range.first), bytes(range.count));
-    case CollectiveKind::broadcast:
-      if (root()) host::copy(mine, input(range.first), bytes(range.count));
-      return;
-    case CollectiveKind::gather:
-      if (!root()) host::copy(mine, input(range.first), bytes(range.count));
-      return;
-    case CollectiveKind::scatter:
-      if (!root()) return;
-      [[fallthrough]];
-    case CollectiveKind::allToAll:
-      for (int i = 0; i < ranks_ - 1; ++i) {
-        host::copy(part(mine, peer(i)), inputOf(peer(i)), bytes(range.count));
-      }
-      return;
-    case CollectiveKind::split:
-    case CollectiveKind::window:
-    case CollectiveKind::barrier: break;
-  }
-  throw NcclError(ncclInternalError, "not a collective that moves data");
 }
 
 void Execution::process(Range range) {
-  const auto collect = [&](auto&& find) {
-    for (int i = 0; i < ranks_ - 1; ++i) {
-      std::byte* const out = output(c_.count * peer(i) + range.first);
-      host::copy(out, find(exchange_.read(peer(i))), bytes(range.count));
-    }
+  const auto forThisRank = [this](const std::byte* buffer) {
+    return shape_.inputInParts ? part(buffer, rank_) : buffer;
   };
-  // Reads this rank's own input in place, unless it had to be scaled.
-  const auto combineParts = [&](const void* own, auto&& find) {
-    const void* in[kMaxRanks];
-    for (int r = 0; r < ranks_; ++r) {
-      const bool staged = r != rank_ || c_.op.scaled;
-      in[r] = staged ? find(r != rank_ ? exchange_.read(r) : exchange_.mine()) : own;
-    }
-    combine(output(range.first), in, range.count);
-  };
-  const auto whole = [](const std::byte* buffer) { return buffer; };
-  const auto ofThisRank = [&](const std::byte* buffer) { return part(buffer, rank_); };
-  const auto copyFromRoot = [&](auto&& find) {
-    host::copy(output(range.first), find(exchange_.read(c_.root)), bytes(range.count));
+  const auto copyFrom = [&](int rank) {
+    host::copy(outputOf(rank, range), forThisRank(exchange_.read(rank)), bytes(range.count));
   };
   if (range.count == 0) {
     // Moves nothing, but detects a peer that calls another collective.
     for (int i = 0; i < ranks_ - 1; ++i) exchange_.read(peer(i));
-    return exchange_.close();
-  }
-  switch (c_.kind) {
-    case CollectiveKind::allReduce:
-    case CollectiveKind::reduce:
-      if (wantsResult()) combineParts(input(range.first), whole);
-      break;
-    case CollectiveKind::reduceScatter:
-      combineParts(input(c_.count * rank_ + range.first), ofThisRank);
-      break;
-    case CollectiveKind::allGather: collect(whole); break;
-    case CollectiveKind::allToAll: collect(ofThisRank); break;
-    case CollectiveKind::gather:
-      if (root()) collect(whole);
-      break;
-    case CollectiveKind::broadcast:
-      if (!root()) copyFromRoot(whole);
-      break;
-    case CollectiveKind::scatter:
-      if (!root()) copyFromRoot(ofThisRank);
-      break;
-    default: break;
+  } else if (shape_.fromRoot) {
+    if (!root()) copyFrom(c_.root);
+  } else if (wantsResult() && shape_.reduces) {
+    const void* in[kMaxRanks];
+    for (int r = 0; r < ranks_; ++r) {
+      // Reads this rank's own input in place, unless it had to be scaled.
+      in[r] = r != rank_     ? forThisRank(exchange_.read(r))
+              : c_.op.scaled ? forThisRank(exchange_.mine())
+                             : inputOf(rank_, range);
+    }
+    combine(output(range.first), in, range.count);
+  } else if (wantsResult()) {
+    for (int i = 0; i < ranks_ - 1; ++i) copyFrom(peer(i));
   }
   exchange_.close();
 }

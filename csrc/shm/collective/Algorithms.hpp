@@ -6,6 +6,30 @@
 
 namespace torchcomms_pg::shm {
 
+// Which parts of their buffers the ranks give each other in a collective.
+struct Shape {
+  bool reduces = false;
+  bool fromRoot = false;       // only the root has an input
+  bool toRoot = false;         // only the root gets an output
+  bool inputInParts = false;   // an input has a part for each rank
+  bool outputInParts = false;  // an output has a part of each rank
+};
+
+// Returns the shape of the collectives of a kind; of one that moves no data, all is false.
+constexpr Shape shapeOf(CollectiveKind kind) {
+  switch (kind) {
+    case CollectiveKind::allReduce: return {.reduces = true};
+    case CollectiveKind::reduce: return {.reduces = true, .toRoot = true};
+    case CollectiveKind::reduceScatter: return {.reduces = true, .inputInParts = true};
+    case CollectiveKind::allGather: return {.outputInParts = true};
+    case CollectiveKind::allToAll: return {.inputInParts = true, .outputInParts = true};
+    case CollectiveKind::broadcast: return {.fromRoot = true};
+    case CollectiveKind::gather: return {.toRoot = true, .outputInParts = true};
+    case CollectiveKind::scatter: return {.fromRoot = true, .inputInParts = true};
+    default: return {};
+  }
+}
+
 // Executes one collective in the calling thread, as `rank` of `ranks`; blocks until this rank's
 // part is done. Throws NcclError.
 void execute(Exchange& exchange, const Collective& collective, int rank, int ranks);
