@@ -69,7 +69,7 @@ void Comm::awaitJoined() {
 }
 
 void Comm::checkProcess() const {
-  if (forkGeneration_ != host::forkGeneration()) {
+  if (!inOwnProcess()) {
     throw NcclError(
         ncclInvalidUsage,
         "this communicator belongs to the process that this one was forked from; create "
@@ -78,7 +78,6 @@ void Comm::checkProcess() const {
 }
 
 void Comm::checkUsable() const {
-  checkProcess();
   if (revoked()) throw NcclError(ncclInvalidUsage, "this rank has revoked the communicator");
   if (segment_->failed()) throw segment_->failure();
   if (finalized_.load(std::memory_order_relaxed)) {
@@ -92,7 +91,6 @@ void Comm::checkUsable() const {
 }
 
 ncclResult_t Comm::asyncError() const {
-  checkProcess();
   if (revoked()) return active_.load() != 0 ? ncclInProgress : ncclSuccess;
   if (segment_->failed()) return segment_->failure().result;
   if (allJoined()) return ncclSuccess;

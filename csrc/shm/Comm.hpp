@@ -48,7 +48,9 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
   // Throws NcclError unless operations may be issued.
   void checkUsable() const;
-  // Throws NcclError if this process is a fork of the one that joined.
+  // Returns false if this process is a fork of the one that joined. checkProcess() then throws
+  // NcclError.
+  bool inOwnProcess() const { return forkGeneration_ == host::forkGeneration(); }
   void checkProcess() const;
 
   // Returns the result of a failure, ncclInProgress while ranks have not joined, or else
@@ -101,6 +103,21 @@ class Comm : public std::enable_shared_from_this<Comm> {
     Comm& comm_;
     const uint64_t ticket_;
   };
+
+  // Calls body(exchange) in this thread, in the turn of a new ticket, for a collective of `kind`
+  // that moves no data. An error fails the communicator, since the peers wait for this rank. The
+  // error may be this rank's alone, such as too many open files. Blocks. Throws NcclError.
+  template <class Body>
+  auto inTurn(CollectiveKind kind, const Body& body) {
+    const Turn turn(*this, ticketLock_.take());
+    try {
+      exchange_.begin(signatureOf({.kind = kind}));
+      return body(exchange_);
+    } catch (const NcclError& failure) {
+      fail(failure);
+      throw;
+    }
+  }
 
   void finalize();  // blocks as awaitPlans() does
   void destroy();   // blocks as awaitPlans() does, and up to 2 s for callbacks of messages

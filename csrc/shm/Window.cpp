@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 #include <string>
 
 #include "shm/Comm.hpp"
@@ -55,31 +56,18 @@ void discharge(uintptr_t handle) {
 }  // namespace
 
 ncclWindow_t Windows::add(void* buffer, size_t bytes, const std::shared_ptr<Memory>& memory) {
-  Exchange& exchange = comm_.exchange();
-  Collective meeting;
-  meeting.kind = CollectiveKind::window;
-  exchange.begin(signatureOf(meeting));
-  const MemoryAddress mine = memory ? memory->address(buffer, bytes) : MemoryAddress{};
-  std::memcpy(exchange.open(), &mine, sizeof mine);
-  exchange.publish();
   auto window = std::make_shared<MappedWindow>();
-  for (int rank = 0; rank < comm_.size(); ++rank) {
-    if (rank == comm_.rank()) {
-      window->views.push_back({{memory, static_cast<std::byte*>(buffer)}, bytes});
-      continue;
+  comm_.inTurn(CollectiveKind::window, [&](Exchange& exchange) {
+    const auto addresses =
+        exchange.gather(memory ? memory->address(buffer, bytes) : MemoryAddress{});
+    for (int rank = 0; rank < comm_.size(); ++rank) {
+      window->views.push_back(
+          rank == comm_.rank() ? WindowView{{memory, static_cast<std::byte*>(buffer)}, bytes}
+                               : mapPeer(comm_, rank, addresses[rank]));
     }
-    MemoryAddress theirs;
-    std::memcpy(&theirs, exchange.read(rank), sizeof theirs);
-    window->views.push_back(mapPeer(comm_, rank, theirs));
-  }
-  exchange.close();
-  // Waits until every rank has mapped this rank's memory, which the user may then free.
-  exchange.open();
-  exchange.publish();
-  for (int rank = 0; rank < comm_.size(); ++rank) {
-    if (rank != comm_.rank()) exchange.read(rank);
-  }
-  exchange.close();
+    // Waits until every rank has mapped this rank's memory, which the user may then free.
+    exchange.gather('\0');
+  });
 
   const uintptr_t handle = enroll(window);
   LockGuard lock(mutex_);
@@ -191,145 +179,100 @@ std::vector<int> Windows::missingRanks() const {
 
 namespace {
 
-void checkSignal(const char* operation, int signal, int least, int context, unsigned flags) {
-  if (signal < least || signal >= kSignals) {
-    invalidArgument(
-        operation,
-        "sigIdx is " + std::to_string(signal) + ", wanted 0 to " + std::to_string(kSignals - 1));
-  }
-  if (context != 0) {
-    invalidArgument(operation, "ctx is " + std::to_string(context) + ", wanted 0");
-  }
-  if (flags != 0) {
-    invalidArgument(operation, "flags is " + std::to_string(flags) + ", wanted 0");
-  }
-}
-
-ncclResult_t windowRegister(
-    ncclComm_t handle, void* buffer, size_t bytes, ncclWindow_t* made, int flags) {
-  return withComm(handle, kRegister, [&](const std::shared_ptr<Comm>& comm) {
-    checkPointer(kRegister, "win", made);
-    *made = nullptr;
-    checkNoGroup(kRegister);
-    comm->checkUsable();
-    checkBuffer(kRegister, "buff", buffer, bytes);
-    // Every flag of NCCL asks for a guarantee that this library always gives.
-    constexpr int kStrictOrdering = 0x02;  // NCCL_WIN_STRICT_ORDERING, since NCCL 2.29
-    constexpr int kKnown = NCCL_WIN_COLL_SYMMETRIC | kStrictOrdering;
-    if ((flags & ~kKnown) != 0) {
-      invalidArgument(kRegister, "winFlags is " + std::to_string(flags) + ", wanted NCCL_WIN_*");
-    }
-    const auto memory = bytes == 0 ? nullptr : findMemory(buffer, bytes);
-    if (bytes != 0 && memory == nullptr) {
-      invalidArgument(
-          kRegister, "buff is not part of memory that memAlloc returned, which peers can map");
-    }
-    const Comm::Turn turn(*comm, comm->ticketLock().take());
-    try {
-      *made = comm->windows().add(buffer, bytes, memory);
-    } catch (const NcclError& failure) {
-      // Fails the communicator, since the peers wait for this rank. The error may be this rank's
-      // alone, such as too many open files.
-      comm->fail(failure);
-      throw;
-    }
-    return ncclSuccess;
-  });
-}
-
-ncclResult_t windowDeregister(ncclComm_t handle, ncclWindow_t window) {
-  return withComm(handle, "commWindowDeregister", [&](const std::shared_ptr<Comm>& comm) {
-    comm->checkProcess();
-    comm->windows().remove(window);
-    return ncclSuccess;
-  });
-}
-
-ncclResult_t getPeerDevicePointer(ncclWindow_t handle, size_t offset, int peer, void** pointer) {
-  constexpr const char* kName = "getPeerDevicePointer";
-  return guarded([&] {
-    checkPointer(kName, "outPtr", pointer);
-    const auto window = Windows::findAnywhere(handle, kName);
-    checkRank(kName, "peer", peer, static_cast<int>(window->views.size()));
-    *pointer = window->views[peer].memory.get() + offset;
-    return ncclSuccess;
-  });
-}
-
-ncclResult_t putSignal(
-    const void* data, size_t count, ncclDataType_t type, int peer, ncclWindow_t handle,
-    size_t offset, int signal, int context, unsigned int flags, ncclComm_t commHandle,
-    cudaStream_t stream) {
-  constexpr const char* kName = "putSignal";
-  return withComm(commHandle, kName, [&](const std::shared_ptr<Comm>& comm) {
-    comm->checkUsable();
-    checkType(kName, type);
-    checkRank(kName, "peer", peer, comm->size());
-    checkBuffer(kName, "localbuff", data, count);
-    checkSignal(kName, signal, kNoSignal, context, flags);
-    auto window = comm->windows().find(handle, kName);
-    const size_t room = window->views[peer].bytes;
-    const size_t size = elementSize(type);
-    if (offset > room || count > (room - offset) / size) {
-      invalidArgument(
-          kName, std::to_string(count) + " elements of " + std::to_string(size) +
-                     " bytes at offset " + std::to_string(offset) + " do not fit into the " +
-                     std::to_string(room) + " bytes that rank " + std::to_string(peer) +
-                     " has registered");
-    }
-    issue({comm, stream, Put{peer, std::move(window), offset, data, count * size, signal}});
-    return ncclSuccess;
-  });
-}
-
-ncclResult_t signalPeer(
-    int peer, int signal, int context, unsigned int flags, ncclComm_t handle, cudaStream_t stream) {
-  constexpr const char* kName = "signal";
-  return withComm(handle, kName, [&](const std::shared_ptr<Comm>& comm) {
-    comm->checkUsable();
-    checkRank(kName, "peer", peer, comm->size());
-    checkSignal(kName, signal, 0, context, flags);
-    Put put;
-    put.peer = peer;
-    put.signal = signal;
-    issue({comm, stream, std::move(put)});
-    return ncclSuccess;
-  });
-}
-
-ncclResult_t waitSignal(
-    int count, ncclWaitSignalDesc_t* descriptions, ncclComm_t handle, cudaStream_t stream) {
-  constexpr const char* kName = "waitSignal";
-  return withComm(handle, kName, [&](const std::shared_ptr<Comm>& comm) {
-    comm->checkUsable();
-    if (count < 1) {
-      invalidArgument(kName, "nDesc is " + std::to_string(count) + ", wanted 1 or more");
-    }
-    checkPointer(kName, "signalDescs", descriptions);
-    SignalWait wait;
-    for (int i = 0; i < count; ++i) {
-      const ncclWaitSignalDesc_t& one = descriptions[i];
-      checkRank(kName, "peer", one.peer, comm->size());
-      checkSignal(kName, one.sigIdx, 0, one.ctx, 0);
-      if (one.opCnt < 1) {
-        invalidArgument(kName, "opCnt is " + std::to_string(one.opCnt) + ", wanted 1 or more");
-      }
-      wait.all.push_back({one.peer, one.sigIdx, static_cast<uint64_t>(one.opCnt)});
-    }
-    issue({comm, stream, std::move(wait)});
-    return ncclSuccess;
-  });
+void checkSignal(const char* operation, int signal, int context, unsigned flags) {
+  checkRange(operation, "sigIdx", signal, 0, kSignals - 1);
+  checkValue(operation, "ctx", context, context == 0, "0");
+  checkValue(operation, "flags", flags, flags == 0, "0");
 }
 
 }  // namespace
 
-void addWindows(NcclApi& table) {
-  table.commWindowRegister = windowRegister;
-  table.commWindowDeregister = windowDeregister;
-  table.putSignal = putSignal;
-  table.signal = signalPeer;
-  table.waitSignal = waitSignal;
-  table.getPeerDevicePointer = getPeerDevicePointer;
+// The lambdas' parameters have the types that nccl.h gives to the table's entries.
+void addWindows(NcclApi& t) {
+  t.commWindowRegister = [](auto handle, auto buffer, auto bytes, auto made, auto flags) {
+    return withComm(handle, kRegister, [&](const auto& comm) {
+      checkPointer(kRegister, "win", made);
+      *made = nullptr;
+      checkNoGroup(kRegister);
+      comm->checkUsable();
+      checkBuffer(kRegister, "buff", buffer, bytes);
+      // Every flag of NCCL asks for a guarantee that this library always gives.
+      constexpr int kStrictOrdering = 0x02;  // NCCL_WIN_STRICT_ORDERING, since NCCL 2.29
+      constexpr int kKnown = NCCL_WIN_COLL_SYMMETRIC | kStrictOrdering;
+      checkValue(kRegister, "winFlags", flags, (flags & ~kKnown) == 0, "NCCL_WIN_*");
+      const auto memory = bytes == 0 ? nullptr : findMemory(buffer, bytes);
+      if (bytes != 0 && memory == nullptr) {
+        invalidArgument(
+            kRegister, "buff is not part of memory that memAlloc returned, which peers can map");
+      }
+      *made = comm->windows().add(buffer, bytes, memory);
+    });
+  };
+
+  t.commWindowDeregister = [](auto handle, auto window) {
+    return withComm(
+        handle, "commWindowDeregister", [&](const auto& comm) { comm->windows().remove(window); });
+  };
+
+  t.getPeerDevicePointer = [](auto handle, auto offset, auto peer, auto pointer) {
+    return guarded([&] {
+      constexpr const char* kName = "getPeerDevicePointer";
+      checkPointer(kName, "outPtr", pointer);
+      const auto window = Windows::findAnywhere(handle, kName);
+      checkRank(kName, "peer", peer, static_cast<int>(window->views.size()));
+      *pointer = window->views[peer].memory.get() + offset;
+    });
+  };
+
+  t.putSignal = [](auto data, auto count, auto type, auto peer, auto handle, auto offset,
+                   auto signal, auto context, auto flags, auto commHandle, auto stream) {
+    constexpr const char* kName = "putSignal";
+    return withComm(commHandle, kName, [&](const auto& comm) {
+      comm->checkUsable();
+      checkType(kName, type);
+      checkRank(kName, "peer", peer, comm->size());
+      checkBuffer(kName, "localbuff", data, count);
+      checkSignal(kName, signal == kNoSignal ? 0 : signal, context, flags);
+      auto window = comm->windows().find(handle, kName);
+      const size_t room = window->views[peer].bytes;
+      const size_t size = elementSize(type);
+      if (offset > room || count > (room - offset) / size) {
+        invalidArgument(
+            kName, std::to_string(count) + " elements of " + std::to_string(size) +
+                       " bytes at offset " + std::to_string(offset) + " do not fit into the " +
+                       std::to_string(room) + " bytes that rank " + std::to_string(peer) +
+                       " has registered");
+      }
+      issue({comm, stream, Put{peer, std::move(window), offset, data, count * size, signal}});
+    });
+  };
+
+  t.signal = [](auto peer, auto signal, auto context, auto flags, auto handle, auto stream) {
+    constexpr const char* kName = "signal";
+    return withComm(handle, kName, [&](const auto& comm) {
+      comm->checkUsable();
+      checkRank(kName, "peer", peer, comm->size());
+      checkSignal(kName, signal, context, flags);
+      issue({comm, stream, Put{.peer = peer, .signal = signal}});
+    });
+  };
+
+  t.waitSignal = [](auto count, auto descriptions, auto handle, auto stream) {
+    constexpr const char* kName = "waitSignal";
+    return withComm(handle, kName, [&](const auto& comm) {
+      comm->checkUsable();
+      checkValue(kName, "nDesc", count, count >= 1, "1 or more");
+      checkPointer(kName, "signalDescs", descriptions);
+      SignalWait wait;
+      for (const ncclWaitSignalDesc_t& one : std::span(descriptions, count)) {
+        checkRank(kName, "peer", one.peer, comm->size());
+        checkSignal(kName, one.sigIdx, one.ctx, 0);
+        checkValue(kName, "opCnt", one.opCnt, one.opCnt >= 1, "1 or more");
+        wait.all.push_back({one.peer, one.sigIdx, static_cast<uint64_t>(one.opCnt)});
+      }
+      issue({comm, stream, std::move(wait)});
+    });
+  };
 }
 
 }  // namespace torchcomms_pg::shm

@@ -12,7 +12,6 @@
 #include "base/Mutex.hpp"
 #include "nccl/Library.hpp"
 #include "nccl/NcclApi.hpp"
-#include "shm/OneSided.hpp"
 #include "shm/segment/MappableMemory.hpp"
 
 namespace torchcomms_pg::shm {
@@ -24,13 +23,35 @@ struct MappedWindow {
   std::vector<WindowView> views;  // by rank
 };
 
+// Value of sigIdx with which a putSignal sends no signal. NCCL has no such value.
+inline constexpr int kNoSignal = -1;
+
+// A put of data into a peer's window, a signal to the peer, or a put and then a signal.
+struct Put {
+  int peer = 0;
+  std::shared_ptr<const MappedWindow> window{};  // null if no data is put
+  size_t offset = 0;                             // in the peer's window, in bytes
+  const void* data = nullptr;
+  size_t bytes = 0;
+  int signal = kNoSignal;
+};
+
+struct SignalWait {
+  struct Signals {
+    int peer;
+    int signal;
+    uint64_t count;  // to wait for; Windows::expect() makes it the total since the first signal
+  };
+  std::vector<Signals> all;
+};
+
 // The windows of one communicator, and the signals for which this rank waits. Thread-safe.
 class Windows {
  public:
   explicit Windows(Comm& comm) : comm_(comm) {}
 
   // Makes a window of `bytes` bytes at `buffer`, which is part of `memory`; `memory` is null for 0
-  // bytes. All ranks call it, in a Comm::Turn. Blocks until every rank has mapped the memory of all
+  // bytes. All ranks call it. Blocks until every rank has mapped the memory of all
   // others. Throws NcclError.
   ncclWindow_t add(void* buffer, size_t bytes, const std::shared_ptr<Memory>& memory);
   // Removes the window on this rank; the peers' mappings stay valid. Throws NcclError.

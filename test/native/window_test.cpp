@@ -6,7 +6,7 @@
 
 #include "Ranks.hpp"
 #include "Streams.hpp"
-#include "shm/OneSided.hpp"
+#include "shm/Window.hpp"
 
 using namespace test;
 using torchcomms_pg::WindowView;

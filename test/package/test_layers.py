@@ -140,7 +140,6 @@ TWINS = {
     "Comm": "gloo shm",
     "Exchanges": "collectives gloo",
     "Gathering": "collectives gloo",
-    "Lifecycle": "comm shm/api",
     "Messages": "collectives gloo",
     "Reductions": "collectives gloo",
     "Window": "shm window",

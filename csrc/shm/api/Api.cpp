@@ -4,7 +4,6 @@
 #include "shm/Host.hpp"
 #include "shm/Window.hpp"
 #include "shm/api/GroupCalls.hpp"
-#include "shm/api/Lifecycle.hpp"
 #include "shm/api/Management.hpp"
 #include "shm/api/ResultCodes.hpp"
 #include "shm/api/Validate.hpp"
@@ -14,7 +13,7 @@ namespace {
 
 // Checks the arguments of one of NCCL's functions, and then runs the collective.
 ncclResult_t checked(Collective c, ncclRedOp_t op, ncclComm_t handle, cudaStream_t stream) {
-  return withComm(handle, kindName(c.kind), [&](const std::shared_ptr<Comm>& comm) {
+  return withComm(handle, kindName(c.kind), [&](const auto& comm) {
     comm->checkUsable();
     checkCollective(c, *comm);
     if (op != ncclSum) {
@@ -28,8 +27,8 @@ ncclResult_t checked(Collective c, ncclRedOp_t op, ncclComm_t handle, cudaStream
   });
 }
 
-// Adds NCCL's functions that launch operations. The lambdas' parameters have the types that nccl.h
-// gives to the table's entries.
+// Adds NCCL's functions that launch operations and group them. The lambdas' parameters have the
+// types that nccl.h gives to the table's entries.
 void addNcclCalls(NcclApi& t) {
   using Kind = CollectiveKind;
 
@@ -67,18 +66,12 @@ void addNcclCalls(NcclApi& t) {
   t.recv = [](auto buffer, auto count, auto type, auto peer, auto comm, auto stream) {
     return library().run({false, buffer, count, type, peer}, comm, stream);
   };
-}
 
-ncclResult_t startGroup() {
-  groupStart();
-  return ncclSuccess;
-}
-
-ncclResult_t endGroup() {
-  return guarded([] {
-    groupEnd();
+  t.groupStart = [] {
+    groupStart();
     return ncclSuccess;
-  });
+  };
+  t.groupEnd = [] { return guarded(groupEnd); };
 }
 
 // The library: calls the functions of the table, and implements the features that NCCL lacks.
@@ -92,84 +85,64 @@ class SharedMemory final : public Library {
   int signals() const override { return kSignals; }
 
   ncclResult_t run(const Collective& c, ncclComm_t handle, cudaStream_t stream) const override {
-    return withComm(handle, kindName(c.kind), [&](const std::shared_ptr<Comm>& comm) {
+    return withComm(handle, kindName(c.kind), [&](const auto& comm) {
       comm->checkUsable();
       if (stream == nullptr && !groupOpen()) {
         comm->run(c);  // allocates nothing, unlike issue()
       } else {
         issue({comm, stream, c});
       }
-      return ncclSuccess;
     });
   }
   ncclResult_t run(const Message& message, ncclComm_t handle, cudaStream_t stream) const override {
     const char* operation = message.sending ? "send" : "recv";
-    return withComm(handle, operation, [&](const std::shared_ptr<Comm>& comm) {
+    return withComm(handle, operation, [&](const auto& comm) {
       comm->checkUsable();
       checkType(operation, message.type);
       if (message.sending || message.peer != kAnyPeer) {
         checkRank(operation, "peer", message.peer, comm->size());
       }
-      if (message.count > PTRDIFF_MAX / 8) {
-        invalidArgument(
-            operation, "count is " + std::to_string(message.count) + ", which no memory can hold");
-      }
+      checkCount(operation, message.count);
       checkBuffer(
           operation, message.sending ? "sendbuff" : "recvbuff", message.buffer, message.count);
       issue({comm, stream, std::make_shared<Transfer>(message)});
-      return ncclSuccess;
     });
   }
 
   ncclResult_t shrink(
       ncclComm_t handle, std::span<int> excluded, ncclComm_t* made, ncclConfig_t* config, int flags,
       std::chrono::steady_clock::time_point deadline) const override {
-    return withComm(handle, "commShrink", [&](const std::shared_ptr<Comm>& comm) {
-      return shm::shrink(comm, {excluded.begin(), excluded.end()}, made, config, flags, deadline);
+    return withComm(handle, "commShrink", [&](const auto& comm) {
+      return shm::shrink(*comm, excluded, made, config, flags, deadline);
     });
   }
 
   std::vector<int> missingRanks(ncclComm_t handle) const override {
     std::vector<int> absent;
-    withComm(handle, "missingRanks", [&](const std::shared_ptr<Comm>& comm) {
-      comm->checkProcess();
-      absent = comm->missingRanks();
-      return ncclSuccess;
-    });
+    withComm(handle, "missingRanks", [&](const auto& comm) { absent = comm->missingRanks(); });
     return absent;
   }
 
   void moveMessages(ncclComm_t handle, const std::function<bool()>& ended) const override {
-    withComm(handle, "moveMessages", [&](const std::shared_ptr<Comm>& comm) {
-      comm->checkProcess();
-      comm->pointToPoint().moveUntil(ended);
-      return ncclSuccess;
-    });
+    withComm(
+        handle, "moveMessages", [&](const auto& comm) { comm->pointToPoint().moveUntil(ended); });
   }
 
   void serveMessages(ncclComm_t handle) const override {
-    withComm(handle, "serveMessages", [&](const std::shared_ptr<Comm>& comm) {
-      comm->checkProcess();
-      comm->pointToPoint().serveDeferred();
-      return ncclSuccess;
-    });
+    withComm(
+        handle, "serveMessages", [](const auto& comm) { comm->pointToPoint().serveDeferred(); });
   }
 
   bool published(ncclComm_t handle) const override {
     bool published = false;
-    withComm(handle, "published", [&](const std::shared_ptr<Comm>& comm) {
-      published = comm->begun();
-      return ncclSuccess;
-    });
+    withComm(handle, "published", [&](const auto& comm) { published = comm->begun(); });
     return published;
   }
 
   uint64_t ring(ncclComm_t handle, uint64_t times) const override {
     uint64_t rings = 0;
-    withComm(handle, "ring", [&](const std::shared_ptr<Comm>& comm) {
-      comm->checkProcess();
+    withComm(handle, "ring", [&](const auto& comm) {
       rings = comm->segment().header().doorbell.fetch_add(times) + times;
-      return ncclSuccess;
     });
     return rings;
   }
@@ -177,11 +150,9 @@ class SharedMemory final : public Library {
   ncclResult_t fail(
       ncclComm_t handle, ncclResult_t result, const std::string& reason,
       const std::vector<int>& ranks) const override {
-    return withComm(handle, "fail", [&](const std::shared_ptr<Comm>& comm) {
-      comm->checkProcess();
-      if (result == ncclSuccess || result == ncclInProgress) {
-        invalidArgument("fail", "result is " + std::to_string(result) + ", wanted an error");
-      }
+    return withComm(handle, "fail", [&](const auto& comm) {
+      const bool error = result != ncclSuccess && result != ncclInProgress;
+      checkValue("fail", "result", result, error, "an error");
       for (const int rank : ranks) {
         if (rank < 0 || rank >= comm->size()) {
           invalidArgument(
@@ -189,7 +160,6 @@ class SharedMemory final : public Library {
         }
       }
       comm->fail(NcclError(result, reason, ranks));
-      return ncclSuccess;
     });
   }
 
@@ -203,11 +173,9 @@ class SharedMemory final : public Library {
   ncclResult_t windowView(
       ncclComm_t handle, ncclWindow_t window, int peer, WindowView& view) const override {
     constexpr const char* kName = "windowView";
-    return withComm(handle, kName, [&](const std::shared_ptr<Comm>& comm) {
-      comm->checkProcess();
+    return withComm(handle, kName, [&](const auto& comm) {
       checkRank(kName, "peer", peer, comm->size());
       view = comm->windows().find(window, kName)->views[peer];
-      return ncclSuccess;
     });
   }
 };
@@ -220,8 +188,6 @@ const NcclApi& ncclFunctions() {
     addManagement(t);
     addWindows(t);
     addNcclCalls(t);
-    t.groupStart = startGroup;
-    t.groupEnd = endGroup;
     return t;
   }();
   return table;

@@ -35,9 +35,9 @@ bool groupOpen();
 // and these may wait for the group's operations.
 void checkNoGroup(const char* operation);
 
-// If the calling thread has a group open, records that a call in it has failed. The group's end
-// throws the first such error, and launches nothing.
-void deferError(ncclResult_t result, const std::string& text);
+// Keeps `text` as this thread's last error. If the thread has a group open that has no error yet,
+// also as the error that the group's end throws; it then launches nothing. Returns `result`.
+ncclResult_t reportFailure(ncclResult_t result, const char* text) noexcept;
 
 // Returns the text of this thread's last error.
 const std::string& threadError();

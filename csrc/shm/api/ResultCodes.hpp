@@ -6,22 +6,25 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <type_traits>
 
 #include "shm/Comm.hpp"
+#include "shm/api/GroupCalls.hpp"
 #include "shm/api/Handles.hpp"
 
 namespace torchcomms_pg::shm {
 
-// Keeps `text` as this thread's last error, and as the error of an open group that has no error
-// yet. Returns `result`.
-ncclResult_t reportFailure(ncclResult_t result, const char* text) noexcept;
-
-// Runs `body` and returns its result. An exception becomes a result code and this thread's last
-// error.
+// Runs `body` and returns its result, or ncclSuccess if it returns none. An exception becomes a
+// result code and this thread's last error.
 template <class Body>
 ncclResult_t guarded(const Body& body) noexcept {
   try {
-    return body();
+    if constexpr (std::is_void_v<decltype(body())>) {
+      body();
+      return ncclSuccess;
+    } else {
+      return body();
+    }
   } catch (const NcclError& failure) {
     return reportFailure(failure.result, failure.what());
   } catch (const std::bad_alloc&) {
@@ -31,9 +34,14 @@ ncclResult_t guarded(const Body& body) noexcept {
   }
 }
 
+// Does the same with body(comm). Refuses a handle that a fork has taken over from its parent.
 template <class Body>
 ncclResult_t withComm(ncclComm_t handle, const char* operation, const Body& body) noexcept {
-  return guarded([&] { return body(findHandle(handle, operation)); });
+  return guarded([&] {
+    const std::shared_ptr<Comm> comm = findHandle(handle, operation);
+    comm->checkProcess();
+    return body(comm);
+  });
 }
 
 }  // namespace torchcomms_pg::shm

@@ -1,13 +1,24 @@
 #include "shm/api/Validate.hpp"
 
-#include <cstdint>
-
-#include "shm/Host.hpp"
+#include "shm/collective/Algorithms.hpp"
 
 namespace torchcomms_pg::shm {
 
 void invalidArgument(const char* operation, const std::string& text) {
   throw NcclError(ncclInvalidArgument, std::string(operation) + ": " + text);
+}
+
+void checkValue(
+    const char* operation, const char* name, int64_t value, bool right, const char* wanted) {
+  if (right) return;
+  invalidArgument(
+      operation, std::string(name) + " is " + std::to_string(value) + ", wanted " + wanted);
+}
+
+void checkRange(const char* operation, const char* name, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return;
+  const auto wanted = std::to_string(low) + " to " + std::to_string(high);
+  checkValue(operation, name, value, false, wanted.c_str());
 }
 
 void checkPointer(const char* operation, const char* name, const void* pointer) {
@@ -23,18 +34,20 @@ void checkBuffer(const char* operation, const char* name, const void* buffer, si
 }
 
 void checkType(const char* operation, ncclDataType_t type) {
-  if (type < 0 || type >= ncclNumTypes) {
-    invalidArgument(
-        operation, "datatype is " + std::to_string(type) + ", wanted an ncclDataType_t below " +
-                       std::to_string(ncclNumTypes));
-  }
+  if (type >= 0 && type < ncclNumTypes) return;
+  const auto wanted = "an ncclDataType_t below " + std::to_string(ncclNumTypes);
+  checkValue(operation, "datatype", type, false, wanted.c_str());
 }
 
 void checkRank(const char* operation, const char* name, int rank, int ranks) {
-  if (rank < 0 || rank >= ranks) {
-    invalidArgument(
-        operation, std::string(name) + " is " + std::to_string(rank) +
-                       ", wanted a rank from 0 to " + std::to_string(ranks - 1));
+  if (rank >= 0 && rank < ranks) return;
+  const auto wanted = "a rank from 0 to " + std::to_string(ranks - 1);
+  checkValue(operation, name, rank, false, wanted.c_str());
+}
+
+void checkCount(const char* operation, size_t count, int ranks) {
+  if (count > PTRDIFF_MAX / 8 / static_cast<size_t>(ranks)) {
+    invalidArgument(operation, "count is " + std::to_string(count) + ", which no memory can hold");
   }
 }
 
@@ -47,42 +60,26 @@ bool checkConfig(const char* operation, const ncclConfig_t* config, bool inherit
   if (config->magic != kConfigMagic || config->size < kLeast) {
     invalidArgument(operation, "config was not made with NCCL_CONFIG_INITIALIZER");
   }
-  if (config->blocking == NCCL_CONFIG_UNDEF_INT) return inherited;
-  if (config->blocking != 0 && config->blocking != 1) {
-    invalidArgument(
-        operation, "config.blocking is " + std::to_string(config->blocking) + ", wanted 0 or 1");
-  }
-  return config->blocking == 1;
+  const int blocking = config->blocking;
+  if (blocking == NCCL_CONFIG_UNDEF_INT) return inherited;
+  checkValue(operation, "config.blocking", blocking, blocking == 0 || blocking == 1, "0 or 1");
+  return blocking == 1;
 }
 
 void checkCollective(const Collective& c, const Comm& comm) {
   const char* operation = kindName(c.kind);
   checkType(operation, c.type);
-  const auto ranks = static_cast<size_t>(comm.size());
-  if (c.count > PTRDIFF_MAX / 8 / ranks) {
-    invalidArgument(
-        operation, "count is " + std::to_string(c.count) + ", which no memory can hold");
-  }
-  bool rooted = true;
-  size_t inputs = c.count, outputs = c.count;
-  bool readsInput = true, writesOutput = true;
+  checkCount(operation, c.count, comm.size());
+  if (hasRoot(c.kind)) checkRank(operation, "root", c.root, comm.size());
+  const Shape shape = shapeOf(c.kind);
+  const auto elements = [&](bool inParts) { return inParts ? c.count * comm.size() : c.count; };
   const bool isRoot = comm.rank() == c.root;
-  switch (c.kind) {
-    case CollectiveKind::allReduce: rooted = false; break;
-    case CollectiveKind::reduceScatter: rooted = false, inputs *= ranks; break;
-    case CollectiveKind::allGather: rooted = false, outputs *= ranks; break;
-    case CollectiveKind::allToAll: rooted = false, inputs *= ranks, outputs *= ranks; break;
-    case CollectiveKind::broadcast: readsInput = isRoot; break;
-    case CollectiveKind::reduce: writesOutput = isRoot; break;
-    case CollectiveKind::gather: writesOutput = isRoot, outputs *= ranks; break;
-    case CollectiveKind::scatter: readsInput = isRoot, inputs *= ranks; break;
-    case CollectiveKind::split:
-    case CollectiveKind::window:
-    case CollectiveKind::barrier: rooted = false; break;
+  if (isRoot || !shape.fromRoot) {
+    checkBuffer(operation, "sendbuff", c.input, elements(shape.inputInParts));
   }
-  if (rooted) checkRank(operation, "root", c.root, comm.size());
-  if (readsInput) checkBuffer(operation, "sendbuff", c.input, inputs);
-  if (writesOutput) checkBuffer(operation, "recvbuff", c.output, outputs);
+  if (isRoot || !shape.toRoot) {
+    checkBuffer(operation, "recvbuff", c.output, elements(shape.outputInParts));
+  }
 }
 
 }  // namespace torchcomms_pg::shm

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "shm/segment/Segment.hpp"
@@ -49,6 +50,20 @@ class Exchange {
 
   // Closes the oldest unclosed step: this rank no longer reads the step's buffers.
   void close();
+
+  // Does one step in which every rank publishes `mine`, and returns what they have published, by
+  // rank. Throws NcclError.
+  template <class T>
+  std::vector<T> gather(const T& mine) {
+    std::memcpy(open(), &mine, sizeof mine);
+    publish();
+    std::vector<T> all(segment_.size(), mine);
+    for (int rank = 0; rank < segment_.size(); ++rank) {
+      if (rank != self_) std::memcpy(&all[rank], read(rank), sizeof mine);
+    }
+    close();
+    return all;
+  }
 
   size_t bytes() const { return kStagingBytes; }
 
