@@ -2,13 +2,13 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstring>
@@ -16,10 +16,8 @@
 #include <system_error>
 #include <utility>
 
-#include "base/FileDescriptor.hpp"
 #include "base/Mutex.hpp"
 #include "base/Thread.hpp"
-#include "shm/Host.hpp"
 #include "shm/segment/ForkSafe.hpp"
 
 namespace torchcomms_pg::shm {
@@ -47,10 +45,6 @@ Shared& shared() {
   return forkSafe<Shared>();
 }
 
-NcclError failedTo(const std::string& what, int error) {
-  return NcclError(ncclSystemError, what + ": " + std::strerror(error));
-}
-
 // Returns the address of a process's socket. The address is abstract (unix(7)), not a file's.
 std::pair<sockaddr_un, socklen_t> addressOf(uint32_t pid) {
   sockaddr_un address{};
@@ -65,42 +59,45 @@ bool readable(int socket, int milliseconds) {
   return poll(&wanted, 1, milliseconds) > 0;
 }
 
-// Sends one byte with the descriptor, or without one if `file` is -1.
-void send(int socket, int file) {
-  char byte = 0;
-  iovec data{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof file)] = {};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  if (file >= 0) {
+// A message of one byte, with room for a descriptor.
+struct OneByte {
+  OneByte() {
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
     message.msg_control = control;
     message.msg_controllen = sizeof control;
-    cmsghdr* const header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof file);
-    std::memcpy(CMSG_DATA(header), &file, sizeof file);
   }
-  sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-}
 
-// Returns the received descriptor, or -1 if the message has none.
-int receive(int socket) {
   char byte = 0;
   iovec data{&byte, 1};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  if (recvmsg(socket, &message, MSG_CMSG_CLOEXEC) <= 0) return -1;
-  const cmsghdr* const header = CMSG_FIRSTHDR(&message);
-  if (header == nullptr || header->cmsg_type != SCM_RIGHTS) return -1;
+};
+
+// Sends one byte with the descriptor, or without one if `file` is -1.
+void send(int socket, int file) {
+  OneByte sent;
+  if (file >= 0) {
+    cmsghdr* const header = CMSG_FIRSTHDR(&sent.message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof file);
+    std::memcpy(CMSG_DATA(header), &file, sizeof file);
+  } else {
+    sent.message.msg_controllen = 0;
+  }
+  sendmsg(socket, &sent.message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+// Returns the received descriptor, or none if the message has none.
+FileDescriptor receive(int socket) {
+  OneByte received;
+  if (recvmsg(socket, &received.message, MSG_CMSG_CLOEXEC) <= 0) return FileDescriptor();
+  const cmsghdr* const header = CMSG_FIRSTHDR(&received.message);
+  if (header == nullptr || header->cmsg_type != SCM_RIGHTS) return FileDescriptor();
   int file = -1;
   std::memcpy(&file, CMSG_DATA(header), sizeof file);
-  return file;
+  return FileDescriptor(file);
 }
 
 void serve(int listening) {
@@ -128,7 +125,7 @@ void listen(Shared& all) REQUIRES(all.mutex) {
   FileDescriptor made{socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
   if (!made || bind(made.get(), reinterpret_cast<const sockaddr*>(&address), bytes) != 0 ||
       ::listen(made.get(), SOMAXCONN) != 0) {
-    throw failedTo("opening a socket for descriptors of shared memory", errno);
+    throw systemFailure("opening a socket for descriptors of shared memory");
   }
   try {
     startDetached("tcpg_files", [listening = made.get()] { serve(listening); });
@@ -139,19 +136,19 @@ void listen(Shared& all) REQUIRES(all.mutex) {
 }
 
 // Asks process `pid` for the descriptor that `token` names, and returns it. Throws NcclError.
-int ask(uint32_t pid, const Token& token) {
+FileDescriptor ask(uint32_t pid, const Token& token) {
   const auto process = "process " + std::to_string(pid);
   const auto [address, bytes] = addressOf(pid);
   const FileDescriptor made{socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
   if (!made || connect(made.get(), reinterpret_cast<const sockaddr*>(&address), bytes) != 0) {
-    throw failedTo(process + " hands out no descriptors", errno);
+    throw systemFailure(process + " hands out no descriptors");
   }
   uint32_t server = 0;
   if (!host::isOfThisUser(made.get(), &server) || server != pid) {
     throw NcclError(ncclInvalidUsage, "the socket of " + process + " is another's");
   }
   if (::send(made.get(), &token, sizeof token, MSG_NOSIGNAL) != sizeof token) {
-    throw failedTo(process + " takes no request", errno);
+    throw systemFailure(process + " takes no request");
   }
   const auto end = std::chrono::steady_clock::now() + kPatience;
   while (!readable(made.get(), kLookMs)) {
@@ -159,8 +156,8 @@ int ask(uint32_t pid, const Token& token) {
       throw NcclError(ncclRemoteError, process + " has not answered");
     }
   }
-  const int file = receive(made.get());
-  if (file < 0) throw NcclError(ncclInvalidUsage, process + " no longer has the memory");
+  auto file = receive(made.get());
+  if (!file) throw NcclError(ncclInvalidUsage, process + " no longer has the memory");
   return file;
 }
 
@@ -169,7 +166,7 @@ int ask(uint32_t pid, const Token& token) {
 Token makeToken() {
   Token token;
   if (getrandom(token.data(), sizeof token, 0) != sizeof token) {
-    throw failedTo("getrandom", errno);
+    throw systemFailure("getrandom");
   }
   return token;
 }
@@ -196,12 +193,12 @@ bool forbidden(uint32_t pid, int error) {
          (access(("/proc/" + std::to_string(pid)).c_str(), F_OK) != 0 && processAlive(pid, 0));
 }
 
-int openShared(uint32_t pid, int file, const Token& token) {
+FileDescriptor openShared(uint32_t pid, int file, const Token& token) {
   const auto path = descriptorPath(pid, file);
-  const int opened = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (opened >= 0) return opened;
+  FileDescriptor opened{::open(path.c_str(), O_RDWR | O_CLOEXEC)};
+  if (opened) return opened;
   const int error = errno;
-  if (!forbidden(pid, error)) throw failedTo("cannot open " + path, error);
+  if (!forbidden(pid, error)) throw systemFailure("cannot open " + path, error);
   const auto text = "cannot open " + path + ": " + std::strerror(error);
   try {
     return ask(pid, token);
@@ -213,6 +210,28 @@ int openShared(uint32_t pid, int file, const Token& token) {
             "namespace, and where a process that is not dumpable (PR_SET_DUMPABLE, setuid) was so "
             "before its group was made; otherwise communicate through backend 'gloo'");
   }
+}
+
+bool sealSize(int file) {
+  constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+  return fcntl(file, F_ADD_SEALS, kSeals) == 0 || (fcntl(file, F_GET_SEALS) & kSeals) == kSeals;
+}
+
+std::shared_ptr<std::byte> mapFile(
+    int file, size_t bytes, const std::string& what, uint64_t offset) {
+  const uint64_t skipped = offset % static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const size_t length = bytes + skipped;
+  void* base = mmap(
+      nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file,
+      static_cast<off_t>(offset - skipped));
+  if (base == MAP_FAILED) throw systemFailure(what);
+  const std::shared_ptr<std::byte> mapping(
+      static_cast<std::byte*>(base), [length](std::byte* pointer) { munmap(pointer, length); });
+  return {mapping, mapping.get() + skipped};
+}
+
+NcclError systemFailure(const std::string& what, int error) {
+  return NcclError(ncclSystemError, what + ": " + std::strerror(error));
 }
 
 }  // namespace torchcomms_pg::shm

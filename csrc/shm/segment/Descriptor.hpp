@@ -1,9 +1,14 @@
-// File descriptors that the processes of one user share.
+// Memory files, and file descriptors that the processes of one user share.
 #pragma once
 
 #include <array>
+#include <cerrno>
 #include <cstdint>
+#include <memory>
 #include <string>
+
+#include "base/FileDescriptor.hpp"
+#include "shm/Host.hpp"
 
 namespace torchcomms_pg::shm {
 
@@ -30,6 +35,18 @@ bool forbidden(uint32_t pid, int error);
 
 // Opens descriptor `file`, which process `pid` shares under `token`, and returns this process's
 // descriptor. Throws NcclError, whose text says what to do if the system forbids the access.
-int openShared(uint32_t pid, int file, const Token& token);
+FileDescriptor openShared(uint32_t pid, int file, const Token& token);
+
+// Fixes the size of a memory file, so that no process takes pages away from the others. Returns
+// false, and sets errno, if the system refuses it.
+bool sealSize(int file);
+
+// Maps `bytes` bytes of a memory file. Dropping the last reference unmaps them. Throws NcclError,
+// whose text begins with `what`.
+std::shared_ptr<std::byte> mapFile(
+    int file, size_t bytes, const std::string& what, uint64_t offset = 0);
+
+// Returns the error of a failed call of the system.
+NcclError systemFailure(const std::string& what, int error = errno);
 
 }  // namespace torchcomms_pg::shm

@@ -6,25 +6,16 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <map>
 #include <string>
 #include <utility>
 
-#include "base/FileDescriptor.hpp"
 #include "base/Mutex.hpp"
 #include "host/Limits.hpp"
-#include "shm/Host.hpp"
-#include "shm/segment/Descriptor.hpp"
 #include "shm/segment/ForkSafe.hpp"
 
 namespace torchcomms_pg::shm {
 namespace {
-
-NcclError systemFailure(const std::string& what, int error) {
-  return NcclError(ncclSystemError, what + ": " + std::strerror(error));
-}
 
 // Bytes that take() allocates between two checks of the available memory, since other ranks
 // allocate at the same time.
@@ -63,45 +54,33 @@ Allocations& allocations() {
 
 }  // namespace
 
-std::shared_ptr<Memory> Memory::allocate(size_t bytes) {
+Memory::Memory(size_t bytes)
+    : bytes_(bytes), file_(memfd_create("torchcomms_pg_memory", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
   const std::string what = "memAlloc: " + std::to_string(bytes) + " bytes";
-  FileDescriptor file{memfd_create("torchcomms_pg_memory", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
-  if (!file) throw systemFailure(what, errno);
-  take(file.get(), bytes, what);
-  // Seals the size, so that no process can take the pages away from a peer.
-  constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-  if (fcntl(file.get(), F_ADD_SEALS, kSeals) != 0 || fchmod(file.get(), 0600) != 0) {
-    throw systemFailure(what, errno);
-  }
-  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
-  if (data == MAP_FAILED) throw systemFailure(what, errno);
-  return std::shared_ptr<Memory>(new Memory(file.release(), static_cast<std::byte*>(data), bytes));
-}
-
-Memory::~Memory() {
-  withdraw(token_);
-  munmap(data_, bytes_);
-  ::close(file_);
+  if (!file_) throw systemFailure(what);
+  take(file_.get(), bytes, what);
+  if (!sealSize(file_.get()) || fchmod(file_.get(), 0600) != 0) throw systemFailure(what);
+  data_ = mapFile(file_.get(), bytes, what);
 }
 
 MemoryAddress Memory::address(const void* part, size_t bytes) const {
   struct stat status{};
-  if (fstat(file_, &status) != 0) throw systemFailure("fstat of memory of memAlloc", errno);
-  share(token_, file_);
+  if (fstat(file_.get(), &status) != 0) throw systemFailure("fstat of memory of memAlloc");
+  share(token_, file_.get());
   return MemoryAddress{
       .pid = processId(),
-      .file = file_,
+      .file = file_.get(),
       .token = token_,
       .device = status.st_dev,
       .inode = status.st_ino,
-      .offset = static_cast<uint64_t>(static_cast<const std::byte*>(part) - data_),
+      .offset = static_cast<uint64_t>(static_cast<const std::byte*>(part) - data()),
       .bytes = bytes,
   };
 }
 
 std::shared_ptr<std::byte> mapMemory(const MemoryAddress& address) {
   if (address.bytes == 0) return nullptr;
-  const FileDescriptor file{openShared(address.pid, address.file, address.token)};
+  const FileDescriptor file = openShared(address.pid, address.file, address.token);
   struct stat status{};
   if (fstat(file.get(), &status) != 0 || status.st_dev != address.device ||
       status.st_ino != address.inode) {
@@ -109,22 +88,12 @@ std::shared_ptr<std::byte> mapMemory(const MemoryAddress& address) {
         ncclInvalidUsage,
         descriptorPath(address.pid, address.file) + " is no longer the memory that was registered");
   }
-  const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  const uint64_t skipped = address.offset % page;
-  const size_t length = address.bytes + skipped;
-  void* base = mmap(
-      nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(),
-      static_cast<off_t>(address.offset - skipped));
-  if (base == MAP_FAILED) {
-    throw systemFailure("mapping " + std::to_string(address.bytes) + " bytes", errno);
-  }
-  const std::shared_ptr<std::byte> mapping(
-      static_cast<std::byte*>(base), [length](std::byte* pointer) { munmap(pointer, length); });
-  return {mapping, mapping.get() + skipped};
+  const auto what = "mapping " + std::to_string(address.bytes) + " bytes";
+  return mapFile(file.get(), address.bytes, what, address.offset);
 }
 
 void* allocateMemory(size_t bytes) {
-  auto memory = Memory::allocate(bytes);
+  auto memory = std::make_shared<Memory>(bytes);
   std::byte* const data = memory->data();
   LockGuard lock(allocations().mutex);
   allocations().all[data] = std::move(memory);
@@ -132,15 +101,14 @@ void* allocateMemory(size_t bytes) {
 }
 
 void freeMemory(void* pointer) {
-  std::shared_ptr<Memory> memory;  // declared first, so that it is unmapped after unlocking
+  decltype(Allocations::all)::node_type
+      freed;  // declared first, so that it is unmapped after unlocking
   LockGuard lock(allocations().mutex);
-  const auto found = allocations().all.find(static_cast<const std::byte*>(pointer));
-  if (found == allocations().all.end()) {
+  freed = allocations().all.extract(static_cast<const std::byte*>(pointer));
+  if (freed.empty()) {
     throw NcclError(
         ncclInvalidArgument, "memFree: ptr was not returned by memAlloc, or is already freed");
   }
-  memory = std::move(found->second);
-  allocations().all.erase(found);
 }
 
 std::shared_ptr<Memory> findMemory(const void* pointer, size_t bytes) {

@@ -27,22 +27,20 @@ class Memory {
  public:
   // Allocates all pages at once, because the system kills a process that touches a page for which
   // memory is lacking. Throws NcclError, for example if the system is short of memory.
-  static std::shared_ptr<Memory> allocate(size_t bytes);
-  ~Memory();
+  explicit Memory(size_t bytes);
+  ~Memory() { withdraw(token_); }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
-  std::byte* data() const { return data_; }
+  std::byte* data() const { return data_.get(); }
   size_t bytes() const { return bytes_; }
   MemoryAddress address(const void* part, size_t bytes) const;
 
  private:
-  Memory(int file, std::byte* data, size_t bytes) : file_(file), data_(data), bytes_(bytes) {}
-
   const Token token_ = makeToken();
-  const int file_;
-  std::byte* const data_;
   const size_t bytes_;
+  const FileDescriptor file_;
+  std::shared_ptr<std::byte> data_;
 };
 
 // Maps the memory at `address` and returns it, or null if the address has 0 bytes. Dropping the

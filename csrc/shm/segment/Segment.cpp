@@ -1,15 +1,11 @@
 #include "shm/segment/Segment.hpp"
 
-#include <fcntl.h>
 #include <linux/futex.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <cerrno>
 #include <climits>
 #include <cstdio>
 #include <cstring>
@@ -17,7 +13,6 @@
 #include <map>
 #include <new>
 
-#include "base/FileDescriptor.hpp"
 #include "base/Mutex.hpp"
 #include "shm/segment/ForkSafe.hpp"
 
@@ -33,11 +28,16 @@ constexpr size_t roundUp(size_t bytes, size_t unit) {
 // This process's mappings, by the token of the unique id.
 struct Mappings {
   Mutex mutex;
-  std::map<std::array<uint64_t, 2>, std::weak_ptr<Segment>> segments GUARDED_BY(mutex);
+  std::map<Token, std::weak_ptr<Segment>> segments GUARDED_BY(mutex);
 };
 
 Mappings& mappings() {
   return forkSafe<Mappings>();
+}
+
+size_t bytesOfChannel(int ranks) {
+  constexpr size_t kOfOneRank = 512 << 10, kLeast = 8 << 10, kMost = 128 << 10;
+  return std::clamp(kOfOneRank / static_cast<size_t>(ranks), kLeast, kMost) / kPage * kPage;
 }
 
 // Records the failure and returns true, or returns false if an earlier failure is recorded. Leaves
@@ -65,72 +65,48 @@ bool record(Header& header, const NcclError& failure) {
 // Checks that all ranks pass the same number of ranks, on which the size of the memory depends. If
 // not, records the failure and throws it.
 void agreeOnRanks(int file, int ranks) {
-  void* page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  if (page == MAP_FAILED) {
-    throw NcclError(ncclSystemError, std::string("commInitRank: mmap: ") + std::strerror(errno));
-  }
-  auto& header = *static_cast<Header*>(page);
+  const auto page = mapFile(file, kPage, "commInitRank: mmap");
+  auto& header = *reinterpret_cast<Header*>(page.get());
   int32_t agreed = 0;
   header.ranks.compare_exchange_strong(agreed, ranks);
-  std::string text;
-  if (agreed != 0 && agreed != ranks) {
-    text = "commInitRank: ranks disagree on the number of ranks: " + std::to_string(agreed) +
-           " and " + std::to_string(ranks);
-    record(header, NcclError(ncclInvalidArgument, text));
-  }
-  munmap(page, kPage);
-  if (!text.empty()) throw NcclError(ncclInvalidArgument, text);
+  if (agreed == 0 || agreed == ranks) return;
+  const NcclError failure(
+      ncclInvalidArgument, "commInitRank: ranks disagree on the number of ranks: " +
+                               std::to_string(agreed) + " and " + std::to_string(ranks));
+  record(header, failure);
+  throw failure;
 }
 
 }  // namespace
 
 static_assert(sizeof(Header) <= kPage);
 
-size_t Segment::channelBytes(int ranks) {
-  constexpr size_t kOfOneRank = 512 << 10, kLeast = 8 << 10, kMost = 128 << 10;
-  return std::clamp(kOfOneRank / static_cast<size_t>(ranks), kLeast, kMost) / kPage * kPage;
-}
-
-Segment::Segment(int file, int ranks) : ranks_(ranks), channelBytes_(channelBytes(ranks)) {
+Segment::Segment(int file, int ranks) : ranks_(ranks), channelBytes_(bytesOfChannel(ranks)) {
   const auto n = static_cast<size_t>(ranks);
   const size_t statesAt = kPage;
   const size_t stagingAt = statesAt + roundUp(n * sizeof(RankState), kPage);
   const size_t channelsAt = stagingAt + n * kDepth * kStagingBytes;
   const size_t signalsAt = channelsAt + n * n * channelBytes_;
-  bytes_ = signalsAt + roundUp(n * n * kSignals * sizeof(*signals_), kPage);
-  // Every rank sets the same size, so their order does not matter. The seal keeps every process
-  // from taking pages away from the others.
-  constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-  if (ftruncate(file, static_cast<off_t>(bytes_)) != 0 ||
-      (fcntl(file, F_ADD_SEALS, kSeals) != 0 && (fcntl(file, F_GET_SEALS) & kSeals) != kSeals)) {
-    throw NcclError(
-        ncclSystemError, "commInitRank: shared memory of " + std::to_string(bytes_) +
-                             " bytes: " + std::strerror(errno));
+  const size_t bytes = signalsAt + roundUp(n * n * kSignals * sizeof(*signals_), kPage);
+  const auto size = std::to_string(bytes) + " bytes";
+  // Every rank sets the same size, so their order does not matter.
+  if (ftruncate(file, static_cast<off_t>(bytes)) != 0 || !sealSize(file)) {
+    throw systemFailure("commInitRank: shared memory of " + size);
   }
-  void* base = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  if (base == MAP_FAILED) {
-    throw NcclError(
-        ncclSystemError,
-        "commInitRank: mapping " + std::to_string(bytes_) + " bytes: " + std::strerror(errno));
-  }
-  base_ = static_cast<std::byte*>(base);
-  states_ = reinterpret_cast<RankState*>(base_ + statesAt);
-  staging_ = base_ + stagingAt;
-  channels_ = base_ + channelsAt;
-  signals_ = reinterpret_cast<std::atomic<uint64_t>*>(base_ + signalsAt);
-}
-
-Segment::~Segment() {
-  munmap(base_, bytes_);
+  memory_ = mapFile(file, bytes, "commInitRank: mapping " + size);
+  states_ = reinterpret_cast<RankState*>(memory_.get() + statesAt);
+  staging_ = memory_.get() + stagingAt;
+  channels_ = memory_.get() + channelsAt;
+  signals_ = reinterpret_cast<std::atomic<uint64_t>*>(memory_.get() + signalsAt);
 }
 
 std::shared_ptr<Segment> Segment::open(const ncclUniqueId& id, int ranks) {
   const IdContent content = decode(id);
   LockGuard lock(mappings().mutex);
   std::erase_if(mappings().segments, [](const auto& entry) { return entry.second.expired(); });
-  auto& known = mappings().segments[{content.token[0], content.token[1]}];
+  auto& known = mappings().segments[content.token];
   if (auto segment = known.lock(); segment && segment->size() == ranks) return segment;
-  const FileDescriptor file{openUniqueId(id)};
+  const FileDescriptor file = openUniqueId(id);
   agreeOnRanks(file.get(), ranks);
   const std::shared_ptr<Segment> segment(new Segment(file.get(), ranks));
   known = segment;

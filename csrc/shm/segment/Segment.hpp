@@ -24,9 +24,6 @@ class Segment {
   // Opens the memory of `id`. Throws NcclError if `id` does not name memory for `ranks` ranks that
   // this process can reach.
   static std::shared_ptr<Segment> open(const ncclUniqueId& id, int ranks);
-  ~Segment();
-  Segment(const Segment&) = delete;
-  Segment& operator=(const Segment&) = delete;
 
   int size() const { return ranks_; }
 
@@ -40,8 +37,18 @@ class Segment {
     const auto names = names_.load();
     return names == nullptr ? "rank " + std::to_string(rank) : (*names)[rank];
   }
-  Header& header() const { return *reinterpret_cast<Header*>(base_); }
+  Header& header() const { return *reinterpret_cast<Header*>(memory_.get()); }
   RankState& state(int rank) const { return states_[rank]; }
+
+  // Returns the ranks, ascending, for which match(rank) is true.
+  template <class Match>
+  std::vector<int> ranksWhere(const Match& match) const {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      if (match(rank)) ranks.push_back(rank);
+    }
+    return ranks;
+  }
 
   std::byte* staging(int rank, uint64_t step) const {
     return staging_ + (static_cast<size_t>(rank) * kDepth + step % kDepth) * kStagingBytes;
@@ -83,8 +90,6 @@ class Segment {
     if ((awaitedBy.load(std::memory_order_relaxed) & bit) == 0) awaitedBy.fetch_or(bit);
   }
 
-  static size_t channelBytes(int ranks);
-
  private:
   Segment(int file, int ranks);
   void wake(int rank) const;
@@ -97,8 +102,7 @@ class Segment {
 
   int ranks_;
   size_t channelBytes_;
-  size_t bytes_;
-  std::byte* base_;
+  std::shared_ptr<std::byte> memory_;
   RankState* states_;
   std::byte* staging_;
   std::byte* channels_;

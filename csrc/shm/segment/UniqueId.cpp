@@ -5,18 +5,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
-#include <vector>
+#include <map>
+#include <utility>
 
 #include "base/Mutex.hpp"
-#include "shm/Host.hpp"
-#include "shm/segment/Descriptor.hpp"
 #include "shm/segment/ForkSafe.hpp"
-#include "shm/segment/Layout.hpp"
 
 namespace torchcomms_pg::shm {
 namespace {
@@ -25,27 +22,27 @@ constexpr char kFileName[] = "torchcomms_pg";
 
 // The memory files that this process has made and holds open.
 struct OpenFiles {
-  struct File {
-    int number;
-    Token token;
-  };
   Mutex mutex;
-  std::vector<File> files GUARDED_BY(mutex);
+  std::map<Token, FileDescriptor> files GUARDED_BY(mutex);
 
   // Closes the inherited descriptors; the parent keeps its own.
-  void inChild() REQUIRES(mutex) {
-    for (const File& file : files) ::close(file.number);
-    files.clear();
-  }
+  void inChild() REQUIRES(mutex) { files.clear(); }
 };
 
 OpenFiles& openFiles() {
   return forkSafe<OpenFiles>();
 }
 
-std::string systemError(const char* what) {
-  return std::string(what) + ": " + std::strerror(errno);
+[[noreturn]] void refuse(ncclResult_t result, const std::string& text) {
+  throw NcclError(result, "commInitRank: " + text);
 }
+
+// How a memory file begins, as Header does.
+struct Start {
+  uint64_t magic;
+  Token token;
+  bool operator==(const Start&) const = default;
+};
 
 uint64_t checksum(const IdContent& content) {
   return hashBytes(&content, offsetof(IdContent, checksum));
@@ -68,8 +65,7 @@ ncclUniqueId makeUniqueId() {
   closeCompletedIds();
   IdContent content{};
   content.magic = kMagic;
-  const Token token = makeToken();
-  std::copy(token.begin(), token.end(), content.token);
+  content.token = makeToken();
   content.bootHash = bootHash();
   content.pid = processId();
   content.startTime = processStartTime(content.pid);
@@ -77,26 +73,19 @@ ncclUniqueId makeUniqueId() {
   content.pidSpace = pidSpace();
   std::snprintf(content.host, sizeof content.host, "%s", hostName().c_str());
 
-  const int file = memfd_create(kFileName, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (file < 0) throw NcclError(ncclSystemError, systemError("getUniqueId: memfd_create"));
-  const uint64_t start[3] = {kMagic, content.token[0], content.token[1]};
-  if (fchmod(file, 0600) != 0 || ftruncate(file, 4096) != 0 ||
-      pwrite(file, start, sizeof start, 0) != sizeof start) {
-    const std::string text = systemError("getUniqueId: preparing shared memory");
-    ::close(file);
-    throw NcclError(ncclSystemError, text);
+  FileDescriptor file{memfd_create(kFileName, MFD_CLOEXEC | MFD_ALLOW_SEALING)};
+  if (!file) throw systemFailure("getUniqueId: memfd_create");
+  const Start start{kMagic, content.token};
+  if (fchmod(file.get(), 0600) != 0 || ftruncate(file.get(), 4096) != 0 ||
+      pwrite(file.get(), &start, sizeof start, 0) != sizeof start) {
+    throw systemFailure("getUniqueId: preparing shared memory");
   }
-  content.file = file;
+  content.file = file.get();
   content.checksum = checksum(content);
-  try {
-    share(token, file);
-  } catch (...) {
-    ::close(file);
-    throw;
-  }
+  share(content.token, file.get());
   {
     LockGuard lock(openFiles().mutex);
-    openFiles().files.push_back({file, token});
+    openFiles().files[content.token] = std::move(file);
   }
   ncclUniqueId id;
   std::memcpy(&id, &content, sizeof id);
@@ -108,42 +97,36 @@ IdContent decode(const ncclUniqueId& id) {
   std::memcpy(&content, &id, sizeof content);
   content.host[sizeof content.host - 1] = '\0';
   if (content.checksum != checksum(content)) {
-    throw NcclError(
+    refuse(
         ncclInvalidArgument,
-        "commInitRank: the unique id is corrupt, or was not made by getUniqueId of the "
-        "shared-memory library");
+        "the unique id is corrupt, or was not made by getUniqueId of the shared-memory library");
   }
   if (content.magic != kMagic) {
-    throw NcclError(
-        ncclInvalidArgument,
-        "commInitRank: the unique id was made by another version of torchcomms_pg");
+    refuse(ncclInvalidArgument, "the unique id was made by another version of torchcomms_pg");
   }
   return content;
 }
 
-int openUniqueId(const ncclUniqueId& id) {
+FileDescriptor openUniqueId(const ncclUniqueId& id) {
   const IdContent content = decode(id);
   const std::string origin = "pid " + std::to_string(content.pid) + " on host " + content.host;
   if (content.bootHash != bootHash()) {
-    throw NcclError(
-        ncclInvalidUsage,
-        "commInitRank: shared memory joins ranks of one host only: the unique id was made by " +
-            origin + ", this rank runs on host " + hostName());
+    refuse(
+        ncclInvalidUsage, "shared memory joins ranks of one host only: the unique id was made by " +
+                              origin + ", this rank runs on host " + hostName());
   }
   if (content.pidSpace != pidSpace()) {
-    throw NcclError(
-        ncclInvalidUsage, "commInitRank: the unique id was made by " + origin +
+    refuse(
+        ncclInvalidUsage, "the unique id was made by " + origin +
                               " in another container (pid namespace) than this rank's");
   }
   if (!processAlive(content.pid, content.startTime)) {
-    throw NcclError(
-        ncclRemoteError, "commInitRank: the process that made the unique id has ended: " + origin);
+    refuse(ncclRemoteError, "the process that made the unique id has ended: " + origin);
   }
   if (content.user != geteuid()) {
-    throw NcclError(
-        ncclInvalidUsage, "commInitRank: the unique id was made by user " +
-                              std::to_string(content.user) + ", this rank runs as user " +
-                              std::to_string(geteuid()));
+    refuse(
+        ncclInvalidUsage, "the unique id was made by user " + std::to_string(content.user) +
+                              ", this rank runs as user " + std::to_string(geteuid()));
   }
   const auto path = descriptorPath(content.pid, content.file);
   // The descriptor's number may by now belong to another file, which must not be opened. So the
@@ -152,43 +135,38 @@ int openUniqueId(const ncclUniqueId& id) {
   const ssize_t length = readlink(path.c_str(), target, sizeof target - 1);
   const bool seen = length >= 0 || !forbidden(content.pid, errno);
   const std::string expected = std::string("/memfd:") + kFileName;
-  const std::string used = "commInitRank: the unique id is no longer open in " + origin +
+  const std::string used = "the unique id is no longer open in " + origin +
                            ": all ranks of its communicator have joined, or it has failed";
   if (seen && (length < 0 || std::strncmp(target, expected.c_str(), expected.size()) != 0)) {
-    throw NcclError(ncclInvalidUsage, used);
+    refuse(ncclInvalidUsage, used);
   }
-  int file = -1;
+  FileDescriptor file;
   try {
-    file = openShared(content.pid, content.file, {content.token[0], content.token[1]});
+    file = openShared(content.pid, content.file, content.token);
   } catch (const NcclError& failure) {
-    throw NcclError(failure.result, std::string("commInitRank: ") + failure.what());
+    refuse(failure.result, failure.what());
   }
-  uint64_t start[3] = {};
+  Start start{};
   struct stat status{};
-  const bool same = fstat(file, &status) == 0 && status.st_uid == geteuid() &&
-                    pread(file, start, sizeof start, 0) == sizeof start && start[0] == kMagic &&
-                    start[1] == content.token[0] && start[2] == content.token[1];
-  if (!same) {
-    ::close(file);
-    throw NcclError(ncclInvalidUsage, used);
+  if (fstat(file.get(), &status) != 0 || status.st_uid != geteuid() ||
+      pread(file.get(), &start, sizeof start, 0) != sizeof start ||
+      start != Start{kMagic, content.token}) {
+    refuse(ncclInvalidUsage, used);
   }
   return file;
 }
 
 void closeCompletedIds() {
-  std::vector<OpenFiles::File> closing;
+  std::map<Token, FileDescriptor> closing;
   {
     LockGuard lock(openFiles().mutex);
-    std::erase_if(openFiles().files, [&](const OpenFiles::File& file) {
-      if (!complete(file.number)) return false;
-      closing.push_back(file);
-      return true;
-    });
+    auto& files = openFiles().files;
+    for (auto next = files.begin(); next != files.end();) {
+      const auto file = next++;
+      if (complete(file->second.get())) closing.insert(files.extract(file));
+    }
   }
-  for (const OpenFiles::File& file : closing) {
-    withdraw(file.token);
-    ::close(file.number);
-  }
+  for (const auto& [token, file] : closing) withdraw(token);
 }
 
 }  // namespace torchcomms_pg::shm

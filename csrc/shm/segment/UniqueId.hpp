@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "shm/segment/Descriptor.hpp"
 #include "shm/segment/Layout.hpp"
 
 namespace torchcomms_pg::shm {
@@ -14,7 +15,7 @@ namespace torchcomms_pg::shm {
 // Content of the 128 bytes of an ncclUniqueId.
 struct IdContent {
   uint64_t magic;
-  uint64_t token[2];  // random; the memory's header has the same token
+  Token token;        // the memory's header has the same token
   uint64_t bootHash;  // identifies the host and its boot
   uint64_t startTime;
   uint32_t pid;
@@ -34,7 +35,7 @@ ncclUniqueId makeUniqueId();
 
 // Returns a descriptor of the id's memory file. Throws NcclError with the reason if this process
 // cannot reach the file.
-int openUniqueId(const ncclUniqueId& id);
+FileDescriptor openUniqueId(const ncclUniqueId& id);
 
 // Closes the memory files of this process's ids whose ranks have all joined, or whose communicator
 // has failed.
