@@ -16,12 +16,6 @@ using std::chrono::milliseconds;
 // between two pieces of data, so the limit is ample unless the thread gets no CPU time.
 constexpr auto kQuietLimit = milliseconds(1000);
 
-int64_t nowInMilliseconds() {
-  return std::chrono::duration_cast<milliseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
 }  // namespace
 
 Comm::Comm(std::shared_ptr<Segment> segment, int rank, bool blocking)
@@ -34,8 +28,6 @@ Comm::Comm(std::shared_ptr<Segment> segment, int rank, bool blocking)
       exchange_(*segment_, waiter_, rank),
       pointToPoint_(*this),
       windows_(*this) {}
-
-Comm::~Comm() = default;
 
 std::shared_ptr<Comm> Comm::join(const ncclUniqueId& id, int ranks, int rank, bool blocking) {
   std::shared_ptr<Segment> segment = Segment::open(id, ranks);
@@ -96,9 +88,9 @@ ncclResult_t Comm::asyncError() const {
   if (allJoined()) return ncclSuccess;
   // Checks the peers' processes. Otherwise only a waiting thread would notice that a rank has died,
   // and perhaps no thread waits while the caller polls.
-  const int64_t now = nowInMilliseconds();
-  int64_t due = nextLifeCheck_.load(std::memory_order_relaxed);
-  if (now >= due && nextLifeCheck_.compare_exchange_strong(due, now + 250)) {
+  const auto now = std::chrono::steady_clock::now();
+  auto due = nextLifeCheck_.load(std::memory_order_relaxed);
+  if (now >= due && nextLifeCheck_.compare_exchange_strong(due, now + milliseconds(250))) {
     try {
       waiter_.checkPeers([](int) { return true; });
     } catch (const NcclError& failure) {
@@ -112,10 +104,6 @@ ncclResult_t Comm::asyncError() const {
 
 std::string Comm::whoAmI() const {
   return segment_->nameOf(rank_) + " (pid " + std::to_string(processId()) + ")";
-}
-
-void Comm::fail(const NcclError& failure) {
-  segment_->fail(failure);
 }
 
 Comm::Turn::Turn(Comm& comm, uint64_t ticket) : comm_(comm), ticket_(ticket) {
@@ -177,23 +165,15 @@ void Comm::awaitPlans() {
 }
 
 std::vector<int> Comm::missingRanks() {
-  if (segment_->failed()) {
-    return segment_->failure().ranks;
-  }
+  if (segment_->failed()) return segment_->failure().ranks;
   if (!allJoined()) {
-    std::vector<int> absent;
-    for (int rank = 0; rank < size(); ++rank) {
-      if (segment_->state(rank).phase.load(std::memory_order_acquire) == Phase::absent) {
-        absent.push_back(rank);
-      }
-    }
-    return absent;
+    return segment_->ranksWhere([this](int rank) {
+      return segment_->state(rank).phase.load(std::memory_order_acquire) == Phase::absent;
+    });
   }
-  if (exchanging_.load(std::memory_order_relaxed)) {
-    std::vector<int> absent = exchange_.missingRanks();
-    if (!absent.empty()) return absent;
-  }
-  std::vector<int> absent = windows_.missingRanks();
+  std::vector<int> absent;
+  if (exchanging_.load(std::memory_order_relaxed)) absent = exchange_.missingRanks();
+  if (absent.empty()) absent = windows_.missingRanks();
   return absent.empty() ? pointToPoint_.missingRanks() : absent;
 }
 

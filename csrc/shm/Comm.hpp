@@ -30,7 +30,6 @@ class Comm : public std::enable_shared_from_this<Comm> {
  public:
   // Claims `rank` in the segment that `id` names. Does not wait for the other ranks.
   static std::shared_ptr<Comm> join(const ncclUniqueId& id, int ranks, int rank, bool blocking);
-  ~Comm();
 
   int rank() const { return rank_; }
   int size() const { return segment_->size(); }
@@ -58,7 +57,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   ncclResult_t asyncError() const;
 
   // Declares the communicator failed on every rank. Only the first failure is kept.
-  void fail(const NcclError& failure);
+  void fail(const NcclError& failure) { segment_->fail(failure); }
 
   // Executes one collective in the calling thread; blocks. Throws NcclError.
   void run(const Collective& collective);
@@ -158,8 +157,9 @@ class Comm : public std::enable_shared_from_this<Comm> {
   std::atomic<bool> begun_{false};
   std::atomic<int> active_{0};
   std::atomic<int64_t> pending_{0};
-  mutable std::atomic<bool> ready_{false};         // whether all ranks have joined
-  mutable std::atomic<int64_t> nextLifeCheck_{0};  // steady clock's ms; used while ranks join
+  mutable std::atomic<bool> ready_{false};  // whether all ranks have joined
+  // Used while ranks join.
+  mutable std::atomic<std::chrono::steady_clock::time_point> nextLifeCheck_{};
   std::atomic<bool> finalized_{false};
   std::atomic<bool> revoked_{false};
 

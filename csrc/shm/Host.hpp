@@ -1,4 +1,4 @@
-// Names of host/ that this folder uses unqualified.
+// The names of host/, which this folder uses unqualified.
 #pragma once
 
 #include "host/HostStream.hpp"
@@ -11,22 +11,6 @@
 
 namespace torchcomms_pg::shm {
 
-using host::HostStream;
-using host::NcclError;
-
-using host::bootHash;
-using host::describe;
-using host::hashBytes;
-using host::hasRoot;
-using host::hostName;
-using host::interrupted;
-using host::interruption;
-using host::kindName;
-using host::pidSpace;
-using host::processAlive;
-using host::processId;
-using host::processStartTime;
-using host::signatureOf;
-using host::typeName;
+using namespace host;
 
 }  // namespace torchcomms_pg::shm

@@ -51,12 +51,10 @@ bool isHandle(ncclComm_t handle) {
 }
 
 void removeHandle(ncclComm_t handle) {
-  std::shared_ptr<Comm> comm;  // declared before the lock, so that it is destroyed after unlocking
+  decltype(Table::comms)::node_type
+      removed;  // declared first, so that it is destroyed after unlocking
   LockGuard lock(table().mutex);
-  const auto found = table().comms.find(handle);
-  if (found == table().comms.end()) return;
-  comm = std::move(found->second);
-  table().comms.erase(found);
+  removed = table().comms.extract(handle);
 }
 
 }  // namespace torchcomms_pg::shm

@@ -128,10 +128,7 @@ ncclResult_t shrink(
         kName, "excludeRanksList names this rank, " + std::to_string(parent.rank()) +
                    "; only the ranks that stay call it");
   }
-  std::vector<int> survivors;
-  for (int rank = 0; rank < parent.size(); ++rank) {
-    if (!gone[rank]) survivors.push_back(rank);
-  }
+  const auto survivors = parent.segment().ranksWhere([&](int rank) { return !gone[rank]; });
   const uint64_t hash = hashBytes(survivors.data(), survivors.size() * sizeof(int));
   if (flags == NCCL_SHRINK_ABORT) {
     parent.fail(NcclError(

@@ -23,8 +23,8 @@ class Execution {
         rank_(rank),
         ranks_(ranks),
         elementBytes_(elementSize(c.type)),
-        partCapacity_(exchange.bytes() / ranks / kLine * kLine / elementBytes_),
-        pieceCapacity_(std::min(exchange.bytes(), kPieceBytes) / elementBytes_),
+        partCapacity_(kStagingBytes / ranks / kLine * kLine / elementBytes_),
+        pieceCapacity_(std::min(kStagingBytes, kPieceBytes) / elementBytes_),
         scalar_(c.op.scalarAddress != nullptr ? c.op.scalarAddress : c.op.scalar.data()) {}
 
   void run();
@@ -186,7 +186,7 @@ void Execution::reduceShared() {
 size_t Execution::capacity() const {
   if (shape_.inputInParts) return partCapacity_;
   if (shape_.reduces) return c_.count;
-  return shape_.fromRoot ? exchange_.bytes() / elementBytes_ : pieceCapacity_;
+  return shape_.fromRoot ? kStagingBytes / elementBytes_ : pieceCapacity_;
 }
 
 void Execution::prepare(Range range) {

@@ -78,14 +78,10 @@ void Exchange::check(int peer, uint64_t step) {
 
 std::vector<int> Exchange::missingRanks() const {
   const uint64_t step = closed_.load(std::memory_order_relaxed);
-  std::vector<int> absent;
-  for (int rank = 0; rank < segment_.size(); ++rank) {
-    if (rank == self_) continue;
-    if (segment_.state(rank).progress.arrived.load(std::memory_order_acquire) <= step) {
-      absent.push_back(rank);
-    }
-  }
-  return absent;
+  return segment_.ranksWhere([&](int rank) {
+    const auto& arrived = segment_.state(rank).progress.arrived;
+    return rank != self_ && arrived.load(std::memory_order_acquire) <= step;
+  });
 }
 
 void Exchange::checkLastSteps() {

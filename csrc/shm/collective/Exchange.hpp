@@ -65,8 +65,6 @@ class Exchange {
     return all;
   }
 
-  size_t bytes() const { return kStagingBytes; }
-
   // Returns the ranks that have not published the oldest unclosed step.
   std::vector<int> missingRanks() const;
 

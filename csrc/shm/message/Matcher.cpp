@@ -6,16 +6,6 @@
 
 namespace torchcomms_pg::shm {
 
-void Matcher::clear() noexcept {
-  const auto forget = [](Posted& posted) {
-    posted.receives.clear();
-    posted.started = 0;
-  };
-  for (Posted& posted : posted_) forget(posted);
-  forget(any_);
-  held_.clear();
-}
-
 Matcher::Posted& Matcher::postedFor(const Transfer& receive) {
   return receive.peer == kAnyPeer ? any_ : posted_[receive.peer];
 }

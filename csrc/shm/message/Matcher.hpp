@@ -15,10 +15,7 @@ namespace torchcomms_pg::shm {
 // Receives are matched in the order of post(), whether they name a source or not. Not thread-safe.
 class Matcher {
  public:
-  void prepare(int ranks) { posted_.resize(ranks); }
-
-  // Forgets all receives and messages. Allocates nothing.
-  void clear() noexcept;
+  explicit Matcher(int ranks) : posted_(ranks) {}
 
   // Removes and returns the held message that `receive` matches. If no message matches, posts the
   // receive and returns null.

@@ -23,12 +23,11 @@ MessageEngine::MessageEngine(Segment& segment, int rank)
       rank_(rank),
       noMemory_(
           std::make_shared<const NcclError>(
-              ncclSystemError, segment.nameOf(rank) + ": no memory to handle messages")) {
-  const int ranks = segment.size();
-  matcher_.prepare(ranks);
-  outgoing_.resize(ranks);
-  arriving_.resize(ranks);
-  for (int peer = 0; peer < ranks; ++peer) {
+              ncclSystemError, segment.nameOf(rank) + ": no memory to handle messages")),
+      matcher_(segment.size()),
+      outgoing_(segment.size()),
+      arriving_(segment.size()) {
+  for (int peer = 0; peer < segment.size(); ++peer) {
     outgoing_[peer].channel.attach(segment.channel(rank, peer), segment.channelBytes());
     arriving_[peer].channel.attach(segment.channel(peer, rank), segment.channelBytes());
   }
@@ -50,22 +49,15 @@ void MessageEngine::add(const std::shared_ptr<Transfer>& transfer) {
     if (!transfer->sending) {
       if (const auto message = matcher_.post(transfer)) match(message, transfer);
     } else if (transfer->peer != rank_) {
-      sendTo(transfer->peer, transfer);
+      Outgoing& out = outgoing_[transfer->peer];
+      out.queue.push_back(transfer);
+      if (!std::exchange(out.active, true)) sendingTo_.push_back(transfer->peer);
     } else if (const auto receive = matcher_.take(rank_, transfer->tag)) {
       match(transfer, receive);
     } else {
       matcher_.hold(transfer);
     }
   });
-}
-
-void MessageEngine::sendTo(int destination, const std::shared_ptr<Transfer>& transfer) {
-  Outgoing& out = outgoing_[destination];
-  out.queue.push_back(transfer);
-  if (!out.active) {
-    out.active = true;
-    sendingTo_.push_back(destination);
-  }
 }
 
 void MessageEngine::start(const std::shared_ptr<Transfer>& transfer) {
@@ -103,20 +95,6 @@ void MessageEngine::moveAll() {
   if (!toSelf_.empty()) pumpSelf();
 }
 
-void MessageEngine::clear() noexcept {
-  matcher_.clear();
-  for (Outgoing& out : outgoing_) {
-    out.queue.clear();
-    out.current.reset();
-    out.unreceived.clear();
-    out.unreceivedCount = 0;
-    out.active = false;
-  }
-  for (Arriving& arriving : arriving_) arriving.current.reset();
-  sendingTo_.clear();
-  toSelf_.clear();
-}
-
 void MessageEngine::report(ncclResult_t result, const std::string& text) {
   if (problem_) return;
   problem_ = std::make_shared<const NcclError>(result, segment_.nameOf(rank_) + text);
@@ -134,9 +112,7 @@ const Transfer* MessageEngine::oldestPending() const {
     for (const auto& transfer : out.queue) look(transfer);
     for (const auto& transfer : out.unreceived) look(transfer);
   }
-  for (const Arriving& arriving : arriving_) {
-    look(arriving.current);
-  }
+  for (const Arriving& arriving : arriving_) look(arriving.current);
   return oldest;
 }
 

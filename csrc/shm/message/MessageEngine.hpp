@@ -37,9 +37,6 @@ class MessageEngine {
   // Once problem() is set, moves nothing: a failed allocation may have left a transfer half ended.
   bool step();
 
-  // Forgets all transfers. Allocates nothing.
-  void clear() noexcept;
-
   // Returns the list of ended transfers, which the caller clears.
   std::vector<std::shared_ptr<Transfer>>& ended() { return ended_; }
 
@@ -69,7 +66,6 @@ class MessageEngine {
 
   template <class Body>
   void whileMemoryLasts(const Body& body);
-  void sendTo(int destination, const std::shared_ptr<Transfer>& transfer);
   void moveAll();
   void pumpOut(int destination);
   bool chooseNext(Outgoing& out);

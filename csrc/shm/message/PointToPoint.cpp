@@ -59,10 +59,6 @@ MessageEngine& PointToPoint::engine() {
   return *engine_;
 }
 
-void PointToPoint::throwClosed() const {
-  throw *closedBy_;
-}
-
 void PointToPoint::fail(const std::shared_ptr<const NcclError>& problem) {
   comm_.fail(*problem);
   close(problem);
@@ -72,7 +68,7 @@ void PointToPoint::add(const std::shared_ptr<Transfer>& transfer) {
   std::shared_ptr<const NcclError> problem;
   {
     const auto guard = lock();
-    if (closed_) throwClosed();
+    checkOpen();
     engine().add(transfer);
     problem = engine().problem();
   }
@@ -188,7 +184,7 @@ void PointToPoint::moveUntil(FunctionRef<bool()> ended) {
 void PointToPoint::run(Transfers transfers) {
   {
     const auto guard = lock();
-    if (closed_) throwClosed();
+    checkOpen();
     for (const auto& transfer : transfers) {
       if (transfer->sending && transfer->peer == comm_.rank() && !transfer->matched) {
         throw NcclError(
@@ -222,14 +218,14 @@ void PointToPoint::run(Transfers transfers) {
   }
   if (ended()) return;
   const auto guard = lock();
-  throwClosed();
+  checkOpen();
 }
 
 void PointToPoint::runIndependently(const std::shared_ptr<Transfer>& transfer) {
   std::shared_ptr<const NcclError> problem;
   {
     const auto guard = lock();
-    if (closed_) throwClosed();
+    checkOpen();
     startServer();
     MessageEngine& moving = engine();
     // After the insertion, nothing throws: every failure goes to `done`.
@@ -294,14 +290,6 @@ bool PointToPoint::cancel(const std::shared_ptr<Transfer>& receive) {
   return true;
 }
 
-void PointToPoint::callBack(const Transfer& transfer) {
-  transfer.done(
-      transfer.context, transfer.result, transfer.partner.load(std::memory_order_relaxed));
-  ring();  // another thread may wait for something that `done` did
-  const auto guard = lock();
-  if (--callingBack_ == 0 && completed_.empty()) quiet_.notify_all();
-}
-
 void PointToPoint::startServer() {
   if (serving_) return;
   const SignalsBlocked blocked;
@@ -359,7 +347,11 @@ void PointToPoint::callBackAll() {
       completed_.pop_front();
       ++callingBack_;
     }
-    callBack(*transfer);
+    transfer->done(
+        transfer->context, transfer->result, transfer->partner.load(std::memory_order_relaxed));
+    ring();  // another thread may wait for something that `done` did
+    const auto guard = lock();
+    if (--callingBack_ == 0 && completed_.empty()) quiet_.notify_all();
   }
 }
 
@@ -372,7 +364,7 @@ void PointToPoint::close(const std::shared_ptr<const NcclError>& why) {
     for (const auto& transfer : independent_) transfer->result = why->result;
     completed_.splice(completed_.end(), independent_);
     served_ = room_ = 0;
-    if (engine_) engine_->clear();
+    engine_.reset();  // forgets all transfers
     work_.notify_all();
   }
   ring();
@@ -399,11 +391,7 @@ std::vector<int> PointToPoint::missingRanks() {
   if (oldest == nullptr) return {};
   const int partner = oldest->partner.load(std::memory_order_relaxed);
   if (partner != kAnyPeer) return {partner};
-  std::vector<int> everyone;
-  for (int rank = 0; rank < comm_.size(); ++rank) {
-    if (rank != comm_.rank()) everyone.push_back(rank);
-  }
-  return everyone;
+  return comm_.segment().ranksWhere([this](int rank) { return rank != comm_.rank(); });
 }
 
 }  // namespace torchcomms_pg::shm

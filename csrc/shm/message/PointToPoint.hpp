@@ -79,7 +79,9 @@ class PointToPoint {
   bool mayWait(Transfer& transfer) REQUIRES(mutex_);
   void serve(Transfer& transfer) REQUIRES(mutex_);
   void forget(Transfer& transfer) REQUIRES(mutex_);
-  [[noreturn]] void throwClosed() const REQUIRES(mutex_);
+  void checkOpen() const REQUIRES(mutex_) {
+    if (closed_) throw *closedBy_;
+  }
 
   UniqueLock lock() ACQUIRE(mutex_);
   void ring() const;
@@ -94,7 +96,6 @@ class PointToPoint {
   void fail(const std::shared_ptr<const NcclError>& problem) EXCLUDES(mutex_);
   void serve() EXCLUDES(mutex_);
   void callBackAll() EXCLUDES(mutex_);
-  void callBack(const Transfer& transfer) EXCLUDES(mutex_);
   bool independentNeeds(int rank) EXCLUDES(mutex_);
 
   Comm& comm_;

@@ -53,16 +53,21 @@ struct Groups {
   Mutex mutex;
   std::set<const RanksOnHost*> crowded GUARDED_BY(mutex);
 
-  void note() REQUIRES(mutex) { moreRanksThanCpus.store(!crowded.empty()); }
   void inChild() REQUIRES(mutex) {
     crowded.clear();
-    note();
+    moreRanksThanCpus.store(false);
   }
 };
 
-// Returns the number of the current CPU as Header::cpus stores it.
-uint16_t currentCpu() {
-  return static_cast<uint16_t>(sched_getcpu() + 1);
+void note(const RanksOnHost* group, bool crowded) {
+  auto& groups = forkSafe<Groups>();
+  LockGuard lock(groups.mutex);
+  if (crowded) {
+    groups.crowded.insert(group);
+  } else {
+    groups.crowded.erase(group);
+  }
+  moreRanksThanCpus.store(!groups.crowded.empty());
 }
 
 }  // namespace
@@ -87,33 +92,22 @@ RanksOnHost::RanksOnHost(Segment& segment, int rank) : segment_(segment) {
 }
 
 void RanksOnHost::count() const {
-  const bool crowded = segment_.size() > cpuCount(segment_);
-  auto& groups = forkSafe<Groups>();
-  LockGuard lock(groups.mutex);
-  if (crowded) {
-    groups.crowded.insert(this);
-  } else {
-    groups.crowded.erase(this);
-  }
-  groups.note();
+  note(this, segment_.size() > cpuCount(segment_));
 }
 
 RanksOnHost::~RanksOnHost() {
-  auto& groups = forkSafe<Groups>();
-  LockGuard lock(groups.mutex);
-  groups.crowded.erase(this);
-  groups.note();
+  note(this, false);
 }
 
-void Waiter::noteCpu() const {
-  const uint16_t cpu = currentCpu();
+uint16_t Waiter::noteCpu() const {
+  const auto cpu = static_cast<uint16_t>(sched_getcpu() + 1);
   auto& noted = segment_.header().cpus[self_];
   if (noted.load(std::memory_order_relaxed) != cpu) noted.store(cpu, std::memory_order_relaxed);
+  return cpu;
 }
 
 bool Waiter::sharesCpu() const {
-  noteCpu();
-  const uint16_t cpu = currentCpu();
+  const uint16_t cpu = noteCpu();
   const auto& cpus = segment_.header().cpus;
   for (int rank = 0; rank < segment_.size(); ++rank) {
     if (rank != self_ && cpus[rank].load(std::memory_order_relaxed) == cpu) return true;

@@ -75,8 +75,9 @@ class Waiter {
   // Throws NcclError if a rank for which needs(rank) is true has left or died.
   void checkPeers(FunctionRef<bool(int)> needs) const;
 
-  // Publishes the number of the calling thread's CPU in Header::cpus.
-  void noteCpu() const;
+  // Publishes the number of the calling thread's CPU in Header::cpus, and returns it as stored
+  // there.
+  uint16_t noteCpu() const;
 
  private:
   static constexpr int kQuickChecks = 64;
