@@ -4,7 +4,6 @@
 #include <cstring>
 #include <thread>
 
-#include "shm/Host.hpp"
 #include "shm/collective/Algorithms.hpp"
 
 namespace torchcomms_pg::shm {

@@ -61,7 +61,7 @@ ncclWindow_t Windows::add(void* buffer, size_t bytes, const std::shared_ptr<Memo
     const auto addresses =
         exchange.gather(memory ? memory->address(buffer, bytes) : MemoryAddress{});
     for (int rank = 0; rank < comm_.size(); ++rank) {
-      window->views.push_back(
+      window->push_back(
           rank == comm_.rank() ? WindowView{{memory, static_cast<std::byte*>(buffer)}, bytes}
                                : mapPeer(comm_, rank, addresses[rank]));
     }
@@ -114,7 +114,7 @@ std::shared_ptr<const MappedWindow> Windows::findAnywhere(
 
 void Windows::expect(SignalWait& wait) {
   LockGuard lock(mutex_);
-  for (SignalWait::Signals& signals : wait.all) {
+  for (AwaitedSignals& signals : wait) {
     uint64_t& taken = taken_[{signals.peer, signals.signal}];
     taken += signals.count;
     signals.count = taken;
@@ -123,7 +123,7 @@ void Windows::expect(SignalWait& wait) {
 
 void Windows::run(const Put& put) {
   Segment& segment = comm_.segment();
-  if (segment.state(put.peer).phase.load(std::memory_order_acquire) > Phase::joined) {
+  if (segment.hasLeft(put.peer)) {
     try {
       comm_.waiter().checkPeers([&](int rank) { return rank == put.peer; });
     } catch (const NcclError& failure) {
@@ -133,7 +133,7 @@ void Windows::run(const Put& put) {
   if (segment.failed()) throw segment.failure();
   if (put.bytes != 0) {
     const Comm::Active active(comm_);
-    std::byte* const target = put.window->views[put.peer].memory.get() + put.offset;
+    std::byte* const target = put.window->at(put.peer).memory.get() + put.offset;
     const auto* source = static_cast<const std::byte*>(put.data);
     if (put.peer == comm_.rank()) {
       std::memmove(target, source, put.bytes);  // memmove: the source may overlap the window
@@ -150,7 +150,7 @@ void Windows::run(const Put& put) {
 }
 
 void Windows::run(const SignalWait& wait) {
-  for (const SignalWait::Signals& signals : wait.all) {
+  for (const AwaitedSignals& signals : wait) {
     const auto& sent = comm_.segment().signal(signals.peer, comm_.rank(), signals.signal);
     const auto ready = [&] { return sent.load(std::memory_order_acquire) >= signals.count; };
     if (ready()) continue;
@@ -172,9 +172,8 @@ void Windows::run(const SignalWait& wait) {
 
 std::vector<int> Windows::missingRanks() const {
   LockGuard lock(mutex_);
-  std::vector<int> ranks(awaited_.begin(), awaited_.end());
-  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
-  return ranks;
+  const std::set<int> peers(awaited_.begin(), awaited_.end());
+  return {peers.begin(), peers.end()};
 }
 
 namespace {
@@ -219,8 +218,8 @@ void addWindows(NcclApi& t) {
       constexpr const char* kName = "getPeerDevicePointer";
       checkPointer(kName, "outPtr", pointer);
       const auto window = Windows::findAnywhere(handle, kName);
-      checkRank(kName, "peer", peer, static_cast<int>(window->views.size()));
-      *pointer = window->views[peer].memory.get() + offset;
+      checkRank(kName, "peer", peer, static_cast<int>(window->size()));
+      *pointer = window->at(peer).memory.get() + offset;
     });
   };
 
@@ -234,7 +233,7 @@ void addWindows(NcclApi& t) {
       checkBuffer(kName, "localbuff", data, count);
       checkSignal(kName, signal == kNoSignal ? 0 : signal, context, flags);
       auto window = comm->windows().find(handle, kName);
-      const size_t room = window->views[peer].bytes;
+      const size_t room = window->at(peer).bytes;
       const size_t size = elementSize(type);
       if (offset > room || count > (room - offset) / size) {
         invalidArgument(
@@ -268,7 +267,7 @@ void addWindows(NcclApi& t) {
         checkRank(kName, "peer", one.peer, comm->size());
         checkSignal(kName, one.sigIdx, one.ctx, 0);
         checkValue(kName, "opCnt", one.opCnt, one.opCnt >= 1, "1 or more");
-        wait.all.push_back({one.peer, one.sigIdx, static_cast<uint64_t>(one.opCnt)});
+        wait.push_back({one.peer, one.sigIdx, static_cast<uint64_t>(one.opCnt)});
       }
       issue({comm, stream, std::move(wait)});
     });

@@ -18,10 +18,8 @@ namespace torchcomms_pg::shm {
 
 class Comm;
 
-// One rank's mappings of all ranks' memory in one window. Never changes.
-struct MappedWindow {
-  std::vector<WindowView> views;  // by rank
-};
+// One rank's mappings of all ranks' memory in one window, by rank. Never changes.
+using MappedWindow = std::vector<WindowView>;
 
 // Value of sigIdx with which a putSignal sends no signal. NCCL has no such value.
 inline constexpr int kNoSignal = -1;
@@ -36,14 +34,13 @@ struct Put {
   int signal = kNoSignal;
 };
 
-struct SignalWait {
-  struct Signals {
-    int peer;
-    int signal;
-    uint64_t count;  // to wait for; Windows::expect() makes it the total since the first signal
-  };
-  std::vector<Signals> all;
+// The signals for which one call waits.
+struct AwaitedSignals {
+  int peer;
+  int signal;
+  uint64_t count;  // to wait for; Windows::expect() makes it the total since the first signal
 };
+using SignalWait = std::vector<AwaitedSignals>;
 
 // The windows of one communicator, and the signals for which this rank waits. Thread-safe.
 class Windows {

@@ -175,7 +175,7 @@ class SharedMemory final : public Library {
     constexpr const char* kName = "windowView";
     return withComm(handle, kName, [&](const auto& comm) {
       checkRank(kName, "peer", peer, comm->size());
-      view = comm->windows().find(window, kName)->views[peer];
+      view = comm->windows().find(window, kName)->at(peer);
     });
   }
 };

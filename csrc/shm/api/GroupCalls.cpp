@@ -167,10 +167,9 @@ void launch(std::span<IssuedOp> operations) {
 }  // namespace
 
 void issue(IssuedOp operation) {
-  if (const auto* transfer = std::get_if<std::shared_ptr<Transfer>>(&operation.what)) {
-    if ((*transfer)->done != nullptr) {
-      return operation.comm->pointToPoint().runIndependently(*transfer);
-    }
+  if (const auto* transfer = std::get_if<std::shared_ptr<Transfer>>(&operation.what);
+      transfer != nullptr && (*transfer)->done != nullptr) {
+    return operation.comm->pointToPoint().runIndependently(*transfer);
   }
   if (group.depth != 0) {
     group.operations.push_back(std::move(operation));

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <chrono>
-#include <memory>
 #include <span>
 
 #include "nccl/NcclApi.hpp"

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "shm/Host.hpp"
-
 namespace torchcomms_pg::shm {
 namespace {
 

@@ -2,8 +2,6 @@
 
 #include <string>
 
-#include "shm/Host.hpp"
-
 namespace torchcomms_pg::shm {
 
 ncclRedOp_t Operators::createPreMulSum(

@@ -80,7 +80,14 @@ void MessageEngine::moveAll() {
   for (size_t i = 0; i < sendingTo_.size();) {
     Outgoing& out = outgoing_[sendingTo_[i]];
     pumpOut(sendingTo_[i]);
-    if (out.unreceivedCount != 0) endReceived(out);
+    if (out.unreceivedCount != 0) {
+      out.channel.forReceived([&](uint16_t slot) {
+        end(out.unreceived[slot]);
+        out.unreceived[slot].reset();
+        --out.unreceivedCount;
+        moved_ = true;
+      });
+    }
     out.active = out.current || !out.queue.empty() || out.unreceivedCount != 0;
     if (out.active) {
       ++i;
@@ -165,15 +172,6 @@ void MessageEngine::pumpOut(int destination) {
       ++out.unreceivedCount;
     }
   }
-}
-
-void MessageEngine::endReceived(Outgoing& out) {
-  out.channel.forReceived([&](uint16_t slot) {
-    end(out.unreceived[slot]);
-    out.unreceived[slot].reset();
-    --out.unreceivedCount;
-    moved_ = true;
-  });
 }
 
 void MessageEngine::pumpIn(int source) {

@@ -69,7 +69,6 @@ class MessageEngine {
   void moveAll();
   void pumpOut(int destination);
   bool chooseNext(Outgoing& out);
-  void endReceived(Outgoing& out);
   void pumpIn(int source);
   bool openMessage(int source, Arriving& arriving);
   bool moveIn(int source, Arriving& arriving);

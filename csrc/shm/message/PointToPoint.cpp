@@ -129,12 +129,10 @@ bool PointToPoint::needs(const Transfer& transfer, int rank) const {
   if (partner != kAnyPeer) return partner == rank;
   if (transfer.elsewhere) return false;
   // A receive from any rank needs a rank that has left only if all other ranks have left, too.
-  const auto left = [this](int other) {
-    return comm_.segment().state(other).phase.load(std::memory_order_acquire) > Phase::joined;
-  };
-  if (!left(rank)) return true;
+  const Segment& segment = comm_.segment();
+  if (!segment.hasLeft(rank)) return true;
   for (int other = 0; other < comm_.size(); ++other) {
-    if (other != comm_.rank() && !left(other)) return false;
+    if (other != comm_.rank() && !segment.hasLeft(other)) return false;
   }
   return true;
 }
@@ -144,8 +142,7 @@ bool PointToPoint::needs(const Transfer& transfer, int rank) const {
 template <class Involved>
 bool PointToPoint::stillNeeds(int rank, const Involved& involved) {
   if (!involved()) return false;
-  const auto& phase = comm_.segment().state(rank).phase;
-  if (phase.load(std::memory_order_acquire) <= Phase::joined) return true;
+  if (!comm_.segment().hasLeft(rank)) return true;
   progress([] { return false; });
   return involved();
 }

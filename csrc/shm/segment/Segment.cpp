@@ -106,7 +106,7 @@ std::shared_ptr<Segment> Segment::open(const ncclUniqueId& id, int ranks) {
   std::erase_if(mappings().segments, [](const auto& entry) { return entry.second.expired(); });
   auto& known = mappings().segments[content.token];
   if (auto segment = known.lock(); segment && segment->size() == ranks) return segment;
-  const FileDescriptor file = openUniqueId(id);
+  const FileDescriptor file = openMemory(content);
   agreeOnRanks(file.get(), ranks);
   const std::shared_ptr<Segment> segment(new Segment(file.get(), ranks));
   known = segment;

@@ -39,6 +39,10 @@ class Segment {
   }
   Header& header() const { return *reinterpret_cast<Header*>(memory_.get()); }
   RankState& state(int rank) const { return states_[rank]; }
+  // Returns whether the rank has left the communicator.
+  bool hasLeft(int rank) const {
+    return state(rank).phase.load(std::memory_order_acquire) > Phase::joined;
+  }
 
   // Returns the ranks, ascending, for which match(rank) is true.
   template <class Match>

@@ -51,12 +51,9 @@ uint64_t checksum(const IdContent& content) {
 bool complete(int file) {
   alignas(Header) std::byte bytes[sizeof(Header)];
   if (pread(file, bytes, sizeof bytes, 0) != static_cast<ssize_t>(sizeof bytes)) return true;
-  int32_t ranks, joined;
-  Recorded failed;
-  std::memcpy(&ranks, bytes + offsetof(Header, ranks), sizeof ranks);
-  std::memcpy(&joined, bytes + offsetof(Header, joined), sizeof joined);
-  std::memcpy(&failed, bytes + offsetof(Header, failed), sizeof failed);
-  return (ranks != 0 && joined >= ranks) || failed != Recorded::no;
+  const auto& header = *reinterpret_cast<const Header*>(bytes);
+  const int32_t ranks = header.ranks;
+  return (ranks != 0 && header.joined >= ranks) || header.failed != Recorded::no;
 }
 
 }  // namespace
@@ -107,8 +104,7 @@ IdContent decode(const ncclUniqueId& id) {
   return content;
 }
 
-FileDescriptor openUniqueId(const ncclUniqueId& id) {
-  const IdContent content = decode(id);
+FileDescriptor openMemory(const IdContent& content) {
   const std::string origin = "pid " + std::to_string(content.pid) + " on host " + content.host;
   if (content.bootHash != bootHash()) {
     refuse(

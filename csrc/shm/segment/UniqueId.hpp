@@ -35,7 +35,7 @@ ncclUniqueId makeUniqueId();
 
 // Returns a descriptor of the id's memory file. Throws NcclError with the reason if this process
 // cannot reach the file.
-FileDescriptor openUniqueId(const ncclUniqueId& id);
+FileDescriptor openMemory(const IdContent& content);
 
 // Closes the memory files of this process's ids whose ranks have all joined, or whose communicator
 // has failed.

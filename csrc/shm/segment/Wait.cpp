@@ -10,7 +10,6 @@
 #include <bit>
 #include <ctime>
 #include <set>
-#include <utility>
 
 #include "base/Mutex.hpp"
 #include "base/Races.hpp"
@@ -196,8 +195,7 @@ void Waiter::waitLong(
   if (spinThenYield(ready, failed, waker, begin)) return adaptSpinTime(waker, true);
   const auto left = [&] {
     for (int rank = 0; rank < segment_.size(); ++rank) {
-      if (rank == self_ || !needs(rank)) continue;
-      if (segment_.state(rank).phase.load(std::memory_order_acquire) > Phase::joined) return true;
+      if (rank != self_ && needs(rank) && segment_.hasLeft(rank)) return true;
     }
     return false;
   };
