@@ -38,8 +38,6 @@ class Plan : public std::enable_shared_from_this<Plan> {
   // have been executed, and else ncclSuccess.
   ncclResult_t start();
 
-  Comm& comm() { return *comm_; }
-
  private:
   void add(const Collective& collective) { collectives_.push_back(collective); }
   void add(std::shared_ptr<Transfer> transfer) { transfers_.push_back(std::move(transfer)); }
@@ -161,7 +159,7 @@ ncclResult_t Plan::execute() noexcept {
 
 void launch(std::span<IssuedOp> operations) {
   const auto plan = std::make_shared<Plan>(operations);
-  if (plan->start() != ncclSuccess) throw plan->comm().segment().failure();
+  if (plan->start() != ncclSuccess) throw operations.front().comm->segment().failure();
 }
 
 }  // namespace

@@ -1,7 +1,5 @@
 #include "shm/message/Matcher.hpp"
 
-#include <algorithm>
-
 #include "nccl/Library.hpp"
 
 namespace torchcomms_pg::shm {
@@ -57,20 +55,6 @@ bool Matcher::cancel(const Transfer& receive) {
 
 void Matcher::noteStarted(const Transfer& receive) {
   ++postedFor(receive).started;
-}
-
-const Transfer* Matcher::oldestStarted() const {
-  const Transfer* oldest = nullptr;
-  const auto look = [&](const Posted& posted) {
-    for (const auto& receive : posted.receives) {
-      if (!receive->started) continue;
-      if (oldest == nullptr || receive->order < oldest->order) oldest = receive.get();
-      return;
-    }
-  };
-  for (const Posted& posted : posted_) look(posted);
-  look(any_);
-  return oldest;
 }
 
 }  // namespace torchcomms_pg::shm

@@ -1,6 +1,7 @@
 // Matches receives with messages.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <vector>
@@ -37,8 +38,12 @@ class Matcher {
   // Returns whether a started receive could take a message from `source`.
   bool awaited(int source) const { return posted_[source].started > 0 || any_.started > 0; }
 
-  // Returns the started receive that was posted first, or null.
-  const Transfer* oldestStarted() const;
+  // Calls look() with each posted receive.
+  template <class Look>
+  void forPosted(const Look& look) const {
+    for (const Posted& posted : posted_) std::ranges::for_each(posted.receives, look);
+    std::ranges::for_each(any_.receives, look);
+  }
 
  private:
   struct Posted {

@@ -108,11 +108,12 @@ void MessageEngine::report(ncclResult_t result, const std::string& text) {
 }
 
 const Transfer* MessageEngine::oldestPending() const {
-  const Transfer* oldest = matcher_.oldestStarted();
+  const Transfer* oldest = nullptr;
   const auto look = [&](const std::shared_ptr<Transfer>& transfer) {
     if (!transfer || !transfer->started) return;
     if (oldest == nullptr || transfer->order < oldest->order) oldest = transfer.get();
   };
+  matcher_.forPosted(look);
   for (const int destination : sendingTo_) {
     const Outgoing& out = outgoing_[destination];
     look(out.current);
