@@ -34,9 +34,15 @@ class Identity : public std::enable_shared_from_this<Identity> {
   const c10::Device& device() const { return place_.device; }
   const std::vector<int>& pair() const { return place_.pair; }
   // Returns the ranks' numbers in the default group, by rank; the rank itself if unknown.
-  std::vector<int64_t> globalRanks() const;
+  std::vector<int64_t> globalRanks() const { return group_.ranks(size_); }
   // Returns the ranks that this communicator connects.
-  std::vector<int> members() const;
+  std::vector<int> members() const {
+    auto ranks = pair();
+    for (int rank = 0; pair().empty() && rank < size_; ++rank) {
+      ranks.push_back(rank);
+    }
+    return ranks;
+  }
   // Returns the rank's number in the library's communicator.
   int inLibrary(int rank) const {
     return pair().empty() ? rank : static_cast<int>(rank == pair().back());

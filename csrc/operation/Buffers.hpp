@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -104,12 +105,8 @@ class OutputBuffers {
 };
 
 inline bool sameNumel(const std::vector<at::Tensor>& tensors) {
-  for (const auto& tensor : tensors) {
-    if (tensor.numel() != tensors.front().numel()) {
-      return false;
-    }
-  }
-  return true;
+  return std::ranges::all_of(
+      tensors, [&](const auto& tensor) { return tensor.numel() == tensors.front().numel(); });
 }
 
 }  // namespace torchcomms_pg

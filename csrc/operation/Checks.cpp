@@ -53,6 +53,11 @@ void checkWritable(const Argument& argument, const std::vector<at::Tensor>& tens
   }
 }
 
+void checkOutput(const Argument& argument, const at::Tensor& tensor, const at::Device& device) {
+  checkTensor(argument, tensor, device);
+  checkWritable(argument, tensor);
+}
+
 void checkTensors(
     const Argument& argument, const std::vector<at::Tensor>& tensors, const at::Tensor& like,
     const at::Device& device) {
@@ -71,6 +76,13 @@ void checkSameType(
   TORCH_CHECK_TYPE(
       tensor.scalar_type() == other.scalar_type(), argument, " has dtype ", tensor.scalar_type(),
       ", ", otherArgument, " has ", other.scalar_type(), "; they must be the same");
+}
+
+void checkPair(
+    const char* what, const at::Tensor& output, const at::Tensor& input, const at::Device& device) {
+  checkOutput({what, "output"}, output, device);
+  checkTensor({what, "input"}, input, device);
+  checkSameType({what, "output"}, output, "input", input);
 }
 
 void checkNumel(const Argument& argument, const at::Tensor& tensor, int64_t numel) {

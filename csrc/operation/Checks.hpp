@@ -33,6 +33,9 @@ void checkTensor(const Argument& argument, const at::Tensor& tensor, const at::D
 void checkWritable(const Argument& argument, const at::Tensor& tensor);
 void checkWritable(const Argument& argument, const std::vector<at::Tensor>& tensors);
 
+// Checks that `tensor` passes checkTensor() and checkWritable().
+void checkOutput(const Argument& argument, const at::Tensor& tensor, const at::Device& device);
+
 // Checks that all of `tensors` pass checkTensor() and have the dtype of `like`.
 void checkTensors(
     const Argument& argument, const std::vector<at::Tensor>& tensors, const at::Tensor& like,
@@ -41,6 +44,10 @@ void checkTensors(
 void checkSameType(
     const Argument& argument, const at::Tensor& tensor, const char* otherArgument,
     const at::Tensor& other);
+
+// Checks the arguments "output" and "input" of `what`, of one dtype.
+void checkPair(
+    const char* what, const at::Tensor& output, const at::Tensor& input, const at::Device& device);
 
 void checkNumel(const Argument& argument, const at::Tensor& tensor, int64_t numel);
 

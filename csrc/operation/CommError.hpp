@@ -16,10 +16,10 @@ namespace torchcomms_pg {
 // A failure and all that is known of it. `message` can be understood without the other fields.
 struct Failure {
   c10d::ErrorType type = c10d::ErrorType::COMM_ERROR;
-  std::string message;
-  std::string op;            // e.g. "all_reduce"; empty if no operation was involved
+  std::string message{};
+  std::string op{};          // e.g. "all_reduce"; empty if no operation was involved
   uint64_t seq = 0;          // the operation's sequence number, or 0
-  std::string group;         // the group's name
+  std::string group{};       // the group's name
   std::vector<int> ranks{};  // group ranks that did not arrive, died or aborted, if known
   std::string verdict{};     // the verdict's text; empty if there was no diagnosis
   std::string parting{};     // where the ranks took different ways, see Verdict; or empty

@@ -24,6 +24,14 @@ std::string Group::rankNames(const std::vector<int>& ranks) const {
   return same ? names : names + " (global " + joinRanks(global) + ")";
 }
 
+std::vector<int64_t> Group::ranks(int size) const {
+  auto ranks = globalRanks;
+  for (auto rank = static_cast<int64_t>(ranks.size()); rank < size; ++rank) {
+    ranks.push_back(rank);
+  }
+  return ranks;
+}
+
 std::string Group::numberOf(int rank) const {
   const bool known = static_cast<size_t>(rank) < globalRanks.size();
   return std::to_string(rank) + (known && globalRanks[rank] != rank

@@ -24,6 +24,8 @@ struct Group {
   // "rank 1 (global 5)" if the rank differs from the global rank.
   std::string rankName(int rank) const { return rankNames({rank}); }
   std::string rankNames(const std::vector<int>& ranks) const;
+  // Returns the ranks' numbers in the default group, by rank, for a group of `size` ranks.
+  std::vector<int64_t> ranks(int size) const;
   // Returns the rank's number, followed by the global rank if they differ.
   std::string numberOf(int rank) const;
 };

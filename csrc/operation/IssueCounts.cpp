@@ -8,12 +8,9 @@
 
 namespace torchcomms_pg {
 
-void IssueCounts::number(PreparedOp& call) {
-  auto& op = call.op;
+void IssueCounts::number(Operation& op, bool messages, size_t count) {
   // Messages are numbered separately: ranks that exchange none must still agree on the number of
   // collectives.
-  const bool messages = isPointToPoint(op.kind) || !call.parts.empty();
-  const auto count = std::max<size_t>(call.parts.size(), 1);
   op.seq = (messages ? messages_ : collectives_).fetch_add(count, std::memory_order_relaxed) + 1;
   op.collective = !messages;
   if (!messages) {
@@ -21,9 +18,14 @@ void IssueCounts::number(PreparedOp& call) {
   }
   if (isPointToPoint(op.kind)) {
     op.number = next(op.kind, op.peer);
-    return;
   }
+}
+
+void IssueCounts::number(PreparedOp& call) {
+  auto& op = call.op;
   const auto& parts = call.members ? *call.members : call.parts;
+  number(
+      op, isPointToPoint(op.kind) || !call.parts.empty(), std::max<size_t>(call.parts.size(), 1));
   if (parts.empty()) {
     return;
   }
@@ -34,16 +36,6 @@ void IssueCounts::number(PreparedOp& call) {
     }
   }
   op.messages = std::move(numbered);
-}
-
-void IssueCounts::number(Operation& op) {
-  op.collective = !isPointToPoint(op.kind);
-  op.seq = (op.collective ? collectives_ : messages_).fetch_add(1, std::memory_order_relaxed) + 1;
-  if (op.collective) {
-    collectivesThread_.store(threadNumber(), std::memory_order_relaxed);
-  } else {
-    op.number = next(op.kind, op.peer);
-  }
 }
 
 void IssueCounts::takeBack(const Operation& op) {

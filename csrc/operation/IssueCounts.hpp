@@ -14,13 +14,13 @@ namespace torchcomms_pg {
 class IssueCounts {
  public:
   explicit IssueCounts(int size)
-      : size_(size), withPeers_(std::make_unique<Count[]>(static_cast<size_t>(size) * kKinds)) {}
+      : withPeers_(std::make_unique<Count[]>(static_cast<size_t>(size) * kKinds)) {}
 
   // Sets the operation's number in the group's order, and its messages' numbers among the messages
   // with each peer.
   void number(PreparedOp& call);
   // Does the same for an operation that is not a batch.
-  void number(Operation& op);
+  void number(Operation& op) { number(op, isPointToPoint(op.kind), 1); }
   // Takes back the numbers of `op`, which was refused. Keeps a number if another thread has
   // numbered a later operation: two operations must not have one number.
   void takeBack(const Operation& op);
@@ -41,11 +41,12 @@ class IssueCounts {
   enum Kind { kSent, kReceived, kSignalled, kAwaited, kKinds };
 
   static uint64_t get(const Count& count) { return count.load(std::memory_order_relaxed); }
+  // Does what number() does for `count` operations, but for the messages of a batch.
+  void number(Operation& op, bool messages, size_t count);
   Count* countOf(OpKind kind, int peer);
   uint64_t next(OpKind kind, int peer);
   Count& withPeer(Kind kind, int peer) const { return withPeers_[peer * kKinds + kind]; }
 
-  const int size_;
   Count collectives_{0};
   Count messages_{0};
   Count receivedFromAny_{0};

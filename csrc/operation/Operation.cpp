@@ -10,84 +10,6 @@ namespace torchcomms_pg {
 
 namespace {
 
-using c10d::OpType;
-
-#define TORCHCOMMS_PG_NAMES(kind, name, gloo, profile, type) \
-  OpKind::kind, name, "torchcomms:" name, "gloo:" gloo, profile, OpType::type
-
-// The kinds in the order of OpKind.
-constexpr OpTraits kTraits[] = {
-    {TORCHCOMMS_PG_NAMES(allReduce, "all_reduce", "all_reduce", "allreduce", ALLREDUCE),
-     OpName::all_reduce, "all_reduce", "allreduce_coalesced"},
-    {TORCHCOMMS_PG_NAMES(broadcast, "broadcast", "broadcast", "broadcast", BROADCAST),
-     OpName::broadcast, "broadcast"},
-    {TORCHCOMMS_PG_NAMES(reduce, "reduce", "reduce", "reduce", REDUCE), OpName::reduce, "reduce"},
-    {TORCHCOMMS_PG_NAMES(allGather, "all_gather", "all_gather", "all_gather", ALLGATHER),
-     OpName::all_gather, "all_gather", "ALLGATHER_coalesced", OpName::all_gather_v},
-    {TORCHCOMMS_PG_NAMES(
-         allGatherSingle, "all_gather_single", "all_gather", "_allgather_base", _ALLGATHER_BASE),
-     OpName::all_gather_single, "_all_gather_base", "all_gather_into_tensor_coalesced"},
-    {TORCHCOMMS_PG_NAMES(
-         reduceScatter, "reduce_scatter", "reduce_scatter", "reduce_scatter", REDUCE_SCATTER),
-     OpName::reduce_scatter, "reduce_scatter", "REDUCE_SCATTER_coalesced",
-     OpName::reduce_scatter_v},
-    {TORCHCOMMS_PG_NAMES(
-         reduceScatterSingle, "reduce_scatter_single", "reduce_scatter_single",
-         "_reduce_scatter_base", _REDUCE_SCATTER_BASE),
-     OpName::reduce_scatter_single, "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"},
-    {TORCHCOMMS_PG_NAMES(allToAll, "all_to_all", "all_to_all", "all_to_all", ALLTOALL),
-     OpName::all_to_all, "all_to_all"},
-    {TORCHCOMMS_PG_NAMES(
-         allToAllSingle, "all_to_all_single", "all_to_all", "all_to_allv", ALLTOALL_BASE),
-     OpName::all_to_all_single, "all_to_all", kUnchecked, OpName::all_to_all_v_single},
-    {TORCHCOMMS_PG_NAMES(gather, "gather", "gather", "gather", GATHER), OpName::gather, "gather"},
-    {TORCHCOMMS_PG_NAMES(gatherSingle, "gather_single", "gather", "gather", GATHER),
-     OpName::gather_single, "gather"},
-    {TORCHCOMMS_PG_NAMES(scatter, "scatter", "scatter", "scatter", SCATTER), OpName::scatter,
-     "scatter"},
-    {TORCHCOMMS_PG_NAMES(send, "send", "send", "send", SEND), OpName::send, "send"},
-    {TORCHCOMMS_PG_NAMES(recv, "recv", "recv", "recv", RECV), OpName::recv, "recv"},
-    {TORCHCOMMS_PG_NAMES(barrier, "barrier", "barrier", "barrier", BARRIER), OpName::barrier,
-     "all_reduce_barrier"},
-    {TORCHCOMMS_PG_NAMES(monitoredBarrier, "monitored_barrier", "barrier", "barrier", BARRIER),
-     OpName::barrier, "all_reduce_barrier"},
-    {TORCHCOMMS_PG_NAMES(coalesced, "coalesced", "coalesced", "coalesced", COALESCED),
-     OpName::batch_op_issue, kUnchecked},
-    {TORCHCOMMS_PG_NAMES(newWindow, "new_window", "new_window", "new_window", UNKNOWN),
-     OpName::new_window, kAnalyserKnowsSplits ? "new_window" : kUnchecked},
-    {TORCHCOMMS_PG_NAMES(
-         tensorRegister, "tensor_register", "tensor_register", "tensor_register", UNKNOWN),
-     OpName::tensor_register, kUnchecked},
-    {TORCHCOMMS_PG_NAMES(
-         tensorDeregister, "tensor_deregister", "tensor_deregister", "tensor_deregister", UNKNOWN),
-     OpName::tensor_deregister, kUnchecked},
-    {TORCHCOMMS_PG_NAMES(put, "put", "put", "put", UNKNOWN), OpName::put, "put"},
-    {TORCHCOMMS_PG_NAMES(signal, "signal", "signal", "signal", UNKNOWN), OpName::signal, "signal"},
-    {TORCHCOMMS_PG_NAMES(waitSignal, "wait_signal", "wait_signal", "wait_signal", UNKNOWN),
-     OpName::wait_signal, "wait_signal"},
-    {TORCHCOMMS_PG_NAMES(split, "split", "split", "split", UNKNOWN), OpName::split,
-     kAnalyserKnowsSplits ? "split" : kUnchecked},
-    {TORCHCOMMS_PG_NAMES(shrink, "shrink", "shrink", "shrink", UNKNOWN), OpName::shrink, nullptr},
-    {TORCHCOMMS_PG_NAMES(
-         registerMemory, "register_mem_pool", "register_mem_pool", "register_mem_pool", UNKNOWN),
-     std::nullopt, nullptr},
-    {TORCHCOMMS_PG_NAMES(suspend, "suspend", "suspend", "suspend", UNKNOWN), std::nullopt, nullptr},
-    {TORCHCOMMS_PG_NAMES(resume, "resume", "resume", "resume", UNKNOWN), std::nullopt, nullptr},
-    {TORCHCOMMS_PG_NAMES(initialization, "init", "init", "init", UNKNOWN), std::nullopt, nullptr},
-};
-
-#undef TORCHCOMMS_PG_NAMES
-
-static_assert(std::size(kTraits) == static_cast<size_t>(OpKind::initialization) + 1);
-static_assert([] {
-  for (size_t i = 0; i < std::size(kTraits); ++i) {
-    if (static_cast<size_t>(kTraits[i].kind) != i) {
-      return false;
-    }
-  }
-  return true;
-}());
-
 // Returns whether the operation has elements to describe.
 bool hasData(OpKind kind) {
   return kind < OpKind::barrier || kind == OpKind::coalesced || kind == OpKind::tensorRegister ||
@@ -110,6 +32,57 @@ bool sameSizes(OpKind kind) {
 }  // namespace
 
 const OpTraits& traits(OpKind kind) {
+  using Kind = OpKind;
+  using Type = c10d::OpType;
+  using Hook = OpName;
+  // In the order of OpKind.
+  static constexpr OpTraits kTraits[] = {
+      {Kind::allReduce, "all_reduce", Type::ALLREDUCE, Hook::all_reduce, "all_reduce", "allreduce",
+       "allreduce_coalesced"},
+      {Kind::broadcast, "broadcast", Type::BROADCAST, Hook::broadcast, "broadcast"},
+      {Kind::reduce, "reduce", Type::REDUCE, Hook::reduce, "reduce"},
+      {Kind::allGather, "all_gather", Type::ALLGATHER, Hook::all_gather, "all_gather", "all_gather",
+       "ALLGATHER_coalesced", "all_gather", Hook::all_gather_v},
+      {Kind::allGatherSingle, "all_gather_single", Type::_ALLGATHER_BASE, Hook::all_gather_single,
+       "_all_gather_base", "_allgather_base", "all_gather_into_tensor_coalesced", "all_gather"},
+      {Kind::reduceScatter, "reduce_scatter", Type::REDUCE_SCATTER, Hook::reduce_scatter,
+       "reduce_scatter", "reduce_scatter", "REDUCE_SCATTER_coalesced", "reduce_scatter",
+       Hook::reduce_scatter_v},
+      {Kind::reduceScatterSingle, "reduce_scatter_single", Type::_REDUCE_SCATTER_BASE,
+       Hook::reduce_scatter_single, "_reduce_scatter_base", "_reduce_scatter_base",
+       "reduce_scatter_tensor_coalesced"},
+      {Kind::allToAll, "all_to_all", Type::ALLTOALL, Hook::all_to_all, "all_to_all"},
+      {Kind::allToAllSingle, "all_to_all_single", Type::ALLTOALL_BASE, Hook::all_to_all_single,
+       "all_to_all", "all_to_allv", kUnchecked, "all_to_all", Hook::all_to_all_v_single},
+      {Kind::gather, "gather", Type::GATHER, Hook::gather, "gather"},
+      {Kind::gatherSingle, "gather_single", Type::GATHER, Hook::gather_single, "gather", "gather",
+       kUnchecked, "gather"},
+      {Kind::scatter, "scatter", Type::SCATTER, Hook::scatter, "scatter"},
+      {Kind::send, "send", Type::SEND, Hook::send, "send"},
+      {Kind::recv, "recv", Type::RECV, Hook::recv, "recv"},
+      {Kind::barrier, "barrier", Type::BARRIER, Hook::barrier, "all_reduce_barrier"},
+      {Kind::monitoredBarrier, "monitored_barrier", Type::BARRIER, Hook::barrier,
+       "all_reduce_barrier", "barrier", kUnchecked, "barrier"},
+      {Kind::coalesced, "coalesced", Type::COALESCED, Hook::batch_op_issue, kUnchecked},
+      {Kind::newWindow, "new_window", Type::UNKNOWN, Hook::new_window,
+       kAnalyserKnowsSplits ? "new_window" : kUnchecked},
+      {Kind::tensorRegister, "tensor_register", Type::UNKNOWN, Hook::tensor_register, kUnchecked},
+      {Kind::tensorDeregister, "tensor_deregister", Type::UNKNOWN, Hook::tensor_deregister,
+       kUnchecked},
+      {Kind::put, "put", Type::UNKNOWN, Hook::put, "put"},
+      {Kind::signal, "signal", Type::UNKNOWN, Hook::signal, "signal"},
+      {Kind::waitSignal, "wait_signal", Type::UNKNOWN, Hook::wait_signal, "wait_signal"},
+      {Kind::split, "split", Type::UNKNOWN, Hook::split,
+       kAnalyserKnowsSplits ? "split" : kUnchecked},
+      {Kind::shrink, "shrink", Type::UNKNOWN, Hook::shrink},
+      {Kind::registerMemory, "register_mem_pool", Type::UNKNOWN},
+      {Kind::suspend, "suspend", Type::UNKNOWN},
+      {Kind::resume, "resume", Type::UNKNOWN},
+      {Kind::initialization, "init", Type::UNKNOWN},
+  };
+  static_assert(std::size(kTraits) == kOpKinds);
+  static_assert(std::ranges::all_of(
+      kTraits, [](const auto& each) { return each.kind == static_cast<Kind>(&each - kTraits); }));
   return kTraits[static_cast<size_t>(kind)];
 }
 
@@ -126,7 +99,7 @@ bool needsAlive(const Operation& op, int rank, int other) {
     case OpKind::scatter: return op.kind != OpKind::coalesced && op.peer == rank;
     case OpKind::reduce:
     case OpKind::gather:
-    case OpKind::gatherSingle: return op.kind != OpKind::coalesced && op.peer == other;
+    case OpKind::gatherSingle:
     case OpKind::send: return op.kind != OpKind::coalesced && op.peer == other;
     default: return false;
   }
@@ -143,12 +116,12 @@ std::string rangeName(const Operation& op, const Group& group, int rank, bool on
                : text;
   }
   if (!group.standsForGloo()) {
-    return traits(op.kind).title;
+    return std::string("torchcomms:") + name(op.kind);
   }
   if (op.kind == OpKind::recv && op.peer < 0) {
     return "gloo:recvAnySource";
   }
-  return traits(op.kind == OpKind::coalesced ? op.parts : op.kind).titleOfGloo;
+  return std::string("gloo:") + traits(op.kind == OpKind::coalesced ? op.parts : op.kind).gloo;
 }
 
 const char* profileName(const Operation& op) {

@@ -61,14 +61,13 @@ inline constexpr char kUnchecked[] = "coalesced";
 // Names, type and traits of a kind of operation.
 struct OpTraits {
   OpKind kind;
-  const char* name;                        // public name, e.g. "all_reduce"
-  const char* title;                       // name of the operation's range in a profile
-  const char* titleOfGloo;                 // `title` in a group of backend "gloo"
-  const char* profile;                     // ProcessGroupNCCL's name in profiles; tools look for it
-  c10d::OpType type;                       // most similar type of c10d
-  std::optional<OpName> hook;              // name in hooks; nullopt if no hook is called
-  const char* recorded;                    // name in flight recorders; null if not recorded
+  const char* name;                           // public name, e.g. "all_reduce"
+  c10d::OpType type;                          // most similar type of c10d
+  std::optional<OpName> hook = std::nullopt;  // name in hooks; nullopt if no hook is called
+  const char* recorded = nullptr;             // name in flight recorders; null if not recorded
+  const char* profile = name;              // ProcessGroupNCCL's name in profiles; tools look for it
   const char* recordedBatch = kUnchecked;  // `recorded` for a batch of such operations
+  const char* gloo = name;                 // Gloo's name in profiles
   std::optional<OpName> unevenHook = std::nullopt;  // replaces `hook` if parts differ in size
 };
 const OpTraits& traits(OpKind kind);
@@ -128,7 +127,8 @@ struct Operation {
   int peer = -1;            // root of a collective; other rank of a message, put or signal; else -1
   int tag = 0;
   uint64_t number = 0;  // number of a message of this kind with this peer, from 1; else 0
-  std::shared_ptr<const std::vector<NumberedMessage>> messages;  // of a batch; null if not a batch
+  std::shared_ptr<const std::vector<NumberedMessage>>
+      messages{};  // of a batch; null if not a batch
   int64_t numelIn = 0;
   int64_t numelOut = 0;
   int64_t bytes = 0;  // of the larger of input and output; for a batch the sum over its parts
@@ -140,11 +140,11 @@ struct Operation {
   bool captured = false;    // true if captured into a graph, whose replays run it
   Milliseconds timeout{0};  // counted from `issued`; includes `extra`
   Milliseconds extra{0};    // part of `timeout` that was added temporarily
-  Clock::time_point issued;
-  std::vector<int64_t> inputSplits;  // rows for each rank; empty if all are equal
-  std::vector<int64_t> outputSplits;
-  std::shared_ptr<HookedOperation> hooked;      // null if no hook is called at its end
-  std::shared_ptr<const RecordedOp> recording;  // null if not recorded
+  Clock::time_point issued{};
+  std::vector<int64_t> inputSplits{};  // rows for each rank; empty if all are equal
+  std::vector<int64_t> outputSplits{};
+  std::shared_ptr<HookedOperation> hooked{};      // null if no hook is called at its end
+  std::shared_ptr<const RecordedOp> recording{};  // null if not recorded
 
   // Returns whether `seq` is a number among the group's messages, and not among its collectives.
   bool countsAsMessage() const { return isPointToPoint(kind) || (messages && !collective); }

@@ -33,6 +33,14 @@ inline void copyInputs(const Copies& copies) {
   }
 }
 
+// Runs the epilogue of an operation, if it has one.
+inline void runEpilogue(const std::function<void()>& epilogue) {
+  if (epilogue) {
+    at::AutoDispatchBelowAutograd guard;
+    epilogue();
+  }
+}
+
 struct PreparedOp {
   using Calls = std::function<ncclResult_t(ncclComm_t comm, cudaStream_t stream)>;
 
@@ -117,12 +125,8 @@ struct PreparedOp {
   // Sets the tensors, and the fields of `op` that describe them. `in` or `out` must have a tensor.
   void setTensors(
       std::vector<at::Tensor> in, std::vector<at::Tensor> out, const char* reduceOp = nullptr) {
-    for (const auto& input : in) {
-      op.numelIn += input.numel();
-    }
-    for (const auto& output : out) {
-      op.numelOut += output.numel();
-    }
+    op.numelIn = totalNumel(in);
+    op.numelOut = totalNumel(out);
     op.dtype = (in.empty() ? out : in).front().scalar_type();
     op.bytes = std::max(op.numelIn, op.numelOut) * static_cast<int64_t>(c10::elementSize(op.dtype));
     op.reduceOp = reduceOp;

@@ -122,11 +122,7 @@ WatchedGroup::~WatchedGroup() {
 }
 
 std::vector<int64_t> WatchedGroup::globalRanks() const {
-  auto ranks = group_.globalRanks;
-  for (int rank = static_cast<int>(ranks.size()); rank < size_; ++rank) {
-    ranks.push_back(rank);
-  }
-  return ranks;
+  return group_.ranks(size_);
 }
 
 void WatchedGroup::open(const c10::intrusive_ptr<c10d::Store>& store, bool compares) {
