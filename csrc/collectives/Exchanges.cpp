@@ -5,7 +5,6 @@
 #include "collectives/Tasks.hpp"
 #include "operation/Buffers.hpp"
 #include "operation/Checks.hpp"
-#include "operation/Types.hpp"
 
 namespace torchcomms_pg::collectives {
 
@@ -47,13 +46,9 @@ WorkPtr issueBarrier(Communicator& comm, const Options& options, OpKind kind) {
     return comm.issue(std::move(call));
   }
   const auto token = at::zeros({1}, at::TensorOptions().dtype(at::kByte).device(comm.device()));
-  call.task = Collective{
-      .kind = CollectiveKind::allReduce,
-      .input = token.data_ptr(),
-      .output = token.data_ptr(),
-      .count = 1,
-      .type = ncclUint8,
-      .op = {.reduction = ncclMax}};
+  auto max = moving(CollectiveKind::allReduce, token.data_ptr(), token.data_ptr(), 1, at::kByte);
+  max.op.reduction = ncclMax;
+  call.task = max;
   call.buffers = {token};
   return comm.issue(std::move(call));
 }
@@ -65,27 +60,20 @@ WorkPtr allToAllSingle(
     const std::vector<int64_t>& outputSplits, const std::vector<int64_t>& inputSplits) {
   auto call = comm.prepare(OpKind::allToAllSingle, options);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "output"}, output, comm.device());
-  checkWritable({what, "output"}, output);
-  checkTensor({what, "input"}, input, comm.device());
-  checkSameType({what, "output"}, output, "input", input);
+  checkPair(what, output, input, comm.device());
   const auto outputCounts = splitCounts(what, "output", outputSplits, output, comm.size());
   const auto inputCounts = splitCounts(what, "input", inputSplits, input, comm.size());
   call.setTensors({input}, {output});
   call.op.inputSplits = inputSplits;
   call.op.outputSplits = outputSplits;
 
-  const auto wire = wireType(input.scalar_type());
   OutputBuffer target(output);
   const auto source = call.contiguous(input);
   if (outputSplits.empty() && inputSplits.empty()) {
     checkNumel({what, "output"}, output, input.numel());
-    call.task = Collective{
-        .kind = CollectiveKind::allToAll,
-        .input = source.data_ptr(),
-        .output = target.data(),
-        .count = source.numel() / comm.size() * wire.factor,
-        .type = wire.type};
+    call.task = moving(
+        CollectiveKind::allToAll, source.data_ptr(), target.data(), source.numel() / comm.size(),
+        source.scalar_type());
   } else {
     const auto bytes = source.element_size();
     std::vector<Part> sends;
@@ -93,12 +81,12 @@ WorkPtr allToAllSingle(
     auto* from = static_cast<char*>(source.data_ptr());
     auto* to = static_cast<char*>(target.data());
     for (int peer = 0; peer < comm.size(); ++peer) {
-      sends.push_back({from, inputCounts[peer] * wire.factor, peer});
-      receives.push_back({to, outputCounts[peer] * wire.factor, peer});
+      sends.push_back({from, inputCounts[peer], peer});
+      receives.push_back({to, outputCounts[peer], peer});
       from += inputCounts[peer] * bytes;
       to += outputCounts[peer] * bytes;
     }
-    setExchange(comm, call, std::move(sends), std::move(receives), wire.type);
+    setExchange(comm, call, sends, receives, source.scalar_type());
   }
   setCopyBack(call, target);
   return comm.issue(std::move(call));
@@ -115,17 +103,16 @@ WorkPtr allToAll(
   checkTensors({what, "input_tensor_list"}, inputs, inputs.front(), comm.device());
   call.setTensors(inputs, outputs);
 
-  const auto wire = wireType(inputs.front().scalar_type());
   std::vector<OutputBuffer> targets;
   std::vector<Part> sends;
   std::vector<Part> receives;
   for (int peer = 0; peer < comm.size(); ++peer) {
     const auto source = call.contiguous(inputs[peer]);
     targets.emplace_back(outputs[peer]);
-    sends.push_back({source.data_ptr(), source.numel() * wire.factor, peer});
-    receives.push_back({targets.back().data(), outputs[peer].numel() * wire.factor, peer});
+    sends.push_back({source.data_ptr(), source.numel(), peer});
+    receives.push_back({targets.back().data(), outputs[peer].numel(), peer});
   }
-  setExchange(comm, call, std::move(sends), std::move(receives), wire.type);
+  setExchange(comm, call, sends, receives, call.op.dtype);
   setCopyBack(call, targets);
   return comm.issue(std::move(call));
 }

@@ -5,7 +5,6 @@
 #include "collectives/Tasks.hpp"
 #include "operation/Buffers.hpp"
 #include "operation/Checks.hpp"
-#include "operation/Types.hpp"
 
 namespace torchcomms_pg::collectives {
 
@@ -26,15 +25,10 @@ template <class Target>
 WorkPtr issueGather(
     Communicator& comm, PreparedOp call, const Tensor& input, const std::optional<Target>& target,
     int root) {
-  const auto wire = wireType(input.scalar_type());
   const auto source = call.contiguous(input);
-  call.task = Collective{
-      .kind = CollectiveKind::gather,
-      .input = source.data_ptr(),
-      .output = target ? target->data() : nullptr,
-      .count = source.numel() * wire.factor,
-      .type = wire.type,
-      .root = root};
+  call.task = moving(
+      CollectiveKind::gather, source.data_ptr(), target ? target->data() : nullptr, source.numel(),
+      source.scalar_type(), root);
   if (target) {
     setCopyBack(call, *target);
   }
@@ -54,21 +48,15 @@ WorkPtr broadcast(Communicator& comm, const Options& options, const Tensor& tens
   call.setTensors({tensor}, {tensor});
   call.op.peer = root;
 
-  const auto wire = wireType(tensor.scalar_type());
   OutputBuffer target(tensor);
   if (root == comm.rank()) {
     call.fill(target);
-  }
-  call.task = Collective{
-      .kind = CollectiveKind::broadcast,
-      .input = target.data(),
-      .output = target.data(),
-      .count = tensor.numel() * wire.factor,
-      .type = wire.type,
-      .root = root};
-  if (root != comm.rank()) {
+  } else {
     setCopyBack(call, target);
   }
+  call.task = moving(
+      CollectiveKind::broadcast, target.data(), target.data(), tensor.numel(), tensor.scalar_type(),
+      root);
   return comm.issue(std::move(call));
 }
 
@@ -76,22 +64,15 @@ WorkPtr allGatherSingle(
     Communicator& comm, const Options& options, const Tensor& output, const Tensor& input) {
   auto call = comm.prepare(OpKind::allGatherSingle, options);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "output"}, output, comm.device());
-  checkWritable({what, "output"}, output);
-  checkTensor({what, "input"}, input, comm.device());
-  checkSameType({what, "output"}, output, "input", input);
+  checkPair(what, output, input, comm.device());
   checkNumel({what, "output"}, output, input.numel() * comm.size());
   call.setTensors({input}, {output});
 
-  const auto wire = wireType(input.scalar_type());
   OutputBuffer target(output);
   const auto source = call.contiguous(input);
-  call.task = Collective{
-      .kind = CollectiveKind::allGather,
-      .input = source.data_ptr(),
-      .output = target.data(),
-      .count = source.numel() * wire.factor,
-      .type = wire.type};
+  call.task = moving(
+      CollectiveKind::allGather, source.data_ptr(), target.data(), source.numel(),
+      source.scalar_type());
   setCopyBack(call, target);
   return comm.issue(std::move(call));
 }
@@ -107,16 +88,12 @@ WorkPtr allGather(
   checkNumel(Argument{what, "tensor_list"}[comm.rank()], outputs[comm.rank()], input.numel());
   call.setTensors({input}, outputs);
 
-  const auto wire = wireType(input.scalar_type());
   const auto source = call.contiguous(input);
   if (sameNumel(outputs) && !comm.listsOneByOne()) {
     OutputBuffers targets(outputs);
-    call.task = Collective{
-        .kind = CollectiveKind::allGather,
-        .input = source.data_ptr(),
-        .output = targets.data(),
-        .count = source.numel() * wire.factor,
-        .type = wire.type};
+    call.task = moving(
+        CollectiveKind::allGather, source.data_ptr(), targets.data(), source.numel(),
+        source.scalar_type());
     setCopyBack(call, targets);
     return comm.issue(std::move(call));
   }
@@ -125,13 +102,9 @@ WorkPtr allGather(
   std::vector<Collective> parts;
   for (int root = 0; root < comm.size(); ++root) {
     const auto& target = targets[root];
-    parts.push_back(
-        {.kind = CollectiveKind::broadcast,
-         .input = root == comm.rank() ? source.data_ptr() : target.data(),
-         .output = target.data(),
-         .count = target.buffer().numel() * wire.factor,
-         .type = wire.type,
-         .root = root});
+    parts.push_back(moving(
+        CollectiveKind::broadcast, root == comm.rank() ? source.data_ptr() : target.data(),
+        target.data(), target.buffer().numel(), source.scalar_type(), root));
   }
   setGrouped(comm, call, std::move(parts));
   setCopyBack(call, targets);
@@ -158,15 +131,13 @@ WorkPtr gather(
     }
     return issueGather(comm, std::move(call), input, targets, root);
   }
-  const auto wire = wireType(input.scalar_type());
   const auto targets = buffersOf(outputs);
   const auto source = call.contiguous(input);
-  const size_t count = source.numel() * wire.factor;
   std::vector<Part> receives;
   for (const auto& target : targets) {
-    receives.push_back({target.data(), count, static_cast<int>(receives.size())});
+    receives.push_back({target.data(), input.numel(), static_cast<int>(receives.size())});
   }
-  setExchange(comm, call, {{source.data_ptr(), count, root}}, std::move(receives), wire.type);
+  setExchange(comm, call, {{source.data_ptr(), input.numel(), root}}, receives, call.op.dtype);
   setCopyBack(call, targets);
   return comm.issue(std::move(call));
 }
@@ -184,8 +155,7 @@ WorkPtr gatherSingle(
     TORCH_CHECK_VALUE(
         output.has_value(), what, ": output is None on rank ", comm.rank(),
         ", the root; wanted a tensor");
-    checkTensor({what, "output"}, *output, comm.device());
-    checkWritable({what, "output"}, *output);
+    checkOutput({what, "output"}, *output, comm.device());
     checkSameType({what, "output"}, *output, "input", input);
     checkNumel({what, "output"}, *output, input.numel() * comm.size());
     outputs = {*output};
@@ -201,35 +171,28 @@ WorkPtr scatter(
     int root) {
   auto call = comm.prepare(OpKind::scatter, options);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "tensor"}, output, comm.device());
-  checkWritable({what, "tensor"}, output);
+  checkOutput({what, "tensor"}, output, comm.device());
   checkRank({what, "root"}, root, comm.size());
   checkRootList(
       {what, "scatter_list"}, inputs, output, root, comm.rank(), comm.size(), comm.device());
   call.setTensors(inputs, {output});
   call.op.peer = root;
 
-  const auto wire = wireType(output.scalar_type());
   OutputBuffer target(output);
-  const size_t count = target.buffer().numel() * wire.factor;
   setCopyBack(call, target);
   if (comm.listsOneByOne()) {
     std::vector<Part> sends;
     for (const auto& input : inputs) {
       const auto source = call.contiguous(input);
-      sends.push_back({source.data_ptr(), count, static_cast<int>(sends.size())});
+      sends.push_back({source.data_ptr(), output.numel(), static_cast<int>(sends.size())});
     }
-    setExchange(comm, call, std::move(sends), {{target.data(), count, root}}, wire.type);
+    setExchange(comm, call, sends, {{target.data(), output.numel(), root}}, call.op.dtype);
     return comm.issue(std::move(call));
   }
   const auto flat = root == comm.rank() ? call.flat(inputs) : Tensor();
-  call.task = Collective{
-      .kind = CollectiveKind::scatter,
-      .input = flat.defined() ? flat.data_ptr() : nullptr,
-      .output = target.data(),
-      .count = count,
-      .type = wire.type,
-      .root = root};
+  call.task = moving(
+      CollectiveKind::scatter, flat.defined() ? flat.data_ptr() : nullptr, target.data(),
+      output.numel(), output.scalar_type(), root);
   return comm.issue(std::move(call));
 }
 

@@ -16,10 +16,23 @@ void checkTag(const char* what, int tag) {
   TORCH_CHECK_VALUE(tag >= 0, what, ": tag ", tag, " is negative, wanted 0 or more");
 }
 
-// Returns whether a send ends only when the message has been received, as Gloo's do: in some
-// programs a rank exits as soon as its sends have ended.
-bool confirms(const Communicator& comm) {
-  return comm.group().standsForGloo();
+// Makes the operation send the elements in `buffer` to `peer`, or receive them.
+void setMessage(
+    const Communicator& comm, PreparedOp& call, const Tensor& buffer, int peer, int tag) {
+  call.op.peer = peer;
+  call.op.tag = tag;
+  call.op.ordered = !call.op.async || !comm.api().has(Feature::tags);
+  const auto wire = wireType(buffer.scalar_type());
+  call.task = Message{
+      .sending = call.op.kind == OpKind::send,
+      .buffer = buffer.data_ptr(),
+      .count = buffer.numel() * wire.factor,
+      .type = wire.type,
+      .peer = peer == kAnyPeer ? peer : comm.inLibrary(peer),
+      .tag = tag,
+      // A send ends only when the message has been received, as Gloo's do: in some programs a rank
+      // exits as soon as its sends have ended.
+      .confirmed = comm.group().standsForGloo()};
 }
 
 }  // namespace
@@ -33,19 +46,7 @@ WorkPtr send(
   checkTag(what, tag);
   const auto source = call.contiguous(tensor);
   call.setTensors({tensor}, {});
-  call.op.peer = destination;
-  call.op.tag = tag;
-  call.op.ordered = !options.async || !comm.api().has(Feature::tags);
-
-  const auto wire = wireType(tensor.scalar_type());
-  call.task = Message{
-      .sending = true,
-      .buffer = source.data_ptr(),
-      .count = source.numel() * wire.factor,
-      .type = wire.type,
-      .peer = comm.inLibrary(destination),
-      .tag = tag,
-      .confirmed = confirms(comm)};
+  setMessage(comm, call, source, destination, tag);
   call.buffers = {source};
   return comm.issue(std::move(call));
 }
@@ -54,8 +55,7 @@ WorkPtr recv(
     Communicator& comm, const Options& options, const Tensor& tensor, int source, int tag) {
   auto call = comm.prepare(OpKind::recv, options);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "tensor"}, tensor, comm.device());
-  checkWritable({what, "tensor"}, tensor);
+  checkOutput({what, "tensor"}, tensor, comm.device());
   checkTag(what, tag);
   if (source == kAnyPeer) {
     TORCH_CHECK_NOT_IMPLEMENTED(
@@ -65,19 +65,8 @@ WorkPtr recv(
     checkRank({what, "src"}, source, comm.size());
   }
   call.setTensors({}, {tensor});
-  call.op.peer = source;
-  call.op.tag = tag;
-  call.op.ordered = !options.async || !comm.api().has(Feature::tags);
-
-  const auto wire = wireType(tensor.scalar_type());
   OutputBuffer target(tensor);
-  call.task = Message{
-      .buffer = target.data(),
-      .count = tensor.numel() * wire.factor,
-      .type = wire.type,
-      .peer = source == kAnyPeer ? source : comm.inLibrary(source),
-      .tag = tag,
-      .confirmed = confirms(comm)};
+  setMessage(comm, call, target.buffer(), source, tag);
   setCopyBack(call, target);
   return comm.issue(std::move(call));
 }

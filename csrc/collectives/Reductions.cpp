@@ -22,10 +22,10 @@ Reduction chooseReduction(
     c10::ScalarType dtype) {
   Reduction reduction(what, reduceOp, dtype);
   TORCH_CHECK(
-      !c10::isFloat8Type(dtype) || comm.libraryVersion() >= kFloat8Since, what, ": reduce op ",
+      !c10::isFloat8Type(dtype) || comm.api().version() >= kFloat8Since, what, ": reduce op ",
       reduction.name(), " of ", c10::toString(dtype), " tensors takes NCCL ",
       versionText(kFloat8Since), " or later, and the loaded library is ",
-      versionText(comm.libraryVersion()),
+      versionText(comm.api().version()),
       "; convert the tensor, for example to bfloat16, or load a newer one "
       "(TORCHCOMM_NCCL_LIBRARY)");
   return reduction;
@@ -130,8 +130,7 @@ WorkPtr reduce(
     const c10d::ReduceOp& reduceOp) {
   auto call = comm.prepare(OpKind::reduce, options);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "tensor"}, tensor, comm.device());
-  checkWritable({what, "tensor"}, tensor);
+  checkOutput({what, "tensor"}, tensor, comm.device());
   checkRank({what, "root"}, root, comm.size());
   const auto reduction = chooseReduction(comm, what, reduceOp, tensor.scalar_type());
   call.setTensors({tensor}, {tensor}, reduction.name());
@@ -160,10 +159,7 @@ WorkPtr reduceScatterSingle(
     const c10d::ReduceOp& reduceOp) {
   auto call = comm.prepare(OpKind::reduceScatterSingle, options);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "output"}, output, comm.device());
-  checkWritable({what, "output"}, output);
-  checkTensor({what, "input"}, input, comm.device());
-  checkSameType({what, "output"}, output, "input", input);
+  checkPair(what, output, input, comm.device());
   checkNumel({what, "input"}, input, output.numel() * comm.size());
   call.setTensors({input}, {output}, name(reduceOp));
   const auto reduction = chooseReduction(comm, what, reduceOp, input.scalar_type());
@@ -176,8 +172,7 @@ WorkPtr reduceScatter(
     const c10d::ReduceOp& reduceOp) {
   auto call = comm.prepare(OpKind::reduceScatter, options);
   const char* const what = name(call.op.kind);
-  checkTensor({what, "output"}, output, comm.device());
-  checkWritable({what, "output"}, output);
+  checkOutput({what, "output"}, output, comm.device());
   checkListLength({what, "input_list"}, inputs.size(), comm.size());
   checkTensors({what, "input_list"}, inputs, output, comm.device());
   checkNumel(Argument{what, "input_list"}[comm.rank()], inputs[comm.rank()], output.numel());

@@ -11,14 +11,19 @@ namespace torchcomms_pg {
 // Elements that this rank sends to one peer, or receives from it.
 struct Part {
   void* data;
-  size_t count;
+  int64_t numel;
   int peer;
 };
 
-// Makes the operation send `sends` and receive `receives` in one group. All elements have `type`.
+// Describes a collective that only moves elements. `numel`: as NCCL counts them for `kind`.
+Collective moving(
+    CollectiveKind kind, const void* input, void* output, int64_t numel, c10::ScalarType dtype,
+    int root = 0);
+
+// Makes the operation send `sends` and receive `receives` in one group.
 void setExchange(
-    const Communicator& comm, PreparedOp& call, std::vector<Part> sends, std::vector<Part> receives,
-    ncclDataType_t type);
+    const Communicator& comm, PreparedOp& call, const std::vector<Part>& sends,
+    const std::vector<Part>& receives, c10::ScalarType dtype);
 
 // Makes the operation run collectives, which share one type and one operator, in one group.
 void setGrouped(const Communicator& comm, PreparedOp& call, std::vector<Collective> collectives);

@@ -204,22 +204,13 @@ PreparedOp Batches::merge(std::vector<PreparedOp> calls) const {
   if (epilogue) {
     merged.epilogue = [shared] {
       for (auto& call : *shared) {
-        if (call.epilogue) {
-          call.epilogue();
-        }
+        runEpilogue(call.epilogue);
       }
     };
   }
   merged.task = [&api = api_, shared](ncclComm_t comm, cudaStream_t stream) {
-    return api.grouped([&] {
-      for (auto& call : *shared) {
-        const auto result = call.launch(api, comm, stream);
-        if (result != ncclSuccess) {
-          return result;
-        }
-      }
-      return ncclSuccess;
-    });
+    return api.grouped(
+        *shared, [&](const PreparedOp& call) { return call.launch(api, comm, stream); });
   };
   return merged;
 }

@@ -218,6 +218,19 @@ class Library {
     const auto ended = groupEnd();
     return result != ncclSuccess ? result : ended;
   }
+  // Calls launch() for each of `calls` in one group. Stops at the first error.
+  template <class Calls, class Launch>
+  ncclResult_t grouped(const Calls& calls, const Launch& launch) const {
+    return grouped([&] {
+      for (const auto& call : calls) {
+        const auto result = launch(call);
+        if (result != ncclSuccess) {
+          return result;
+        }
+      }
+      return ncclSuccess;
+    });
+  }
 
   // Returns whether the last issued operation has published all its data: if so, the other ranks do
   // not wait for the stream to execute it. Call from the thread that issued the operation.
