@@ -316,7 +316,7 @@ Backend::CommPtr Backend::barrierCommunicator(const c10d::BarrierOptions& opts) 
     return cpu;
   }
   if (chosen && *device != used->device()) {
-    orderStreams(*device, used->device());
+    orderStreams(currentStream(*device), currentStream(used->device()));
   }
   return used;
 }
@@ -399,7 +399,9 @@ Backend::WorkPtr Backend::copySelfSend(const SelfSend& kept) const {
     const auto& to = kept.received[i];
     to.copy_(from.reshape(to.sizes()), /*non_blocking=*/true);
   }
-  resumeAfterCurrentStream(device, others);
+  for (const auto& other : others) {
+    orderStreams(currentStream(device), other);
+  }
   return c10::make_intrusive<QueuedWork>(kept.received);
 }
 

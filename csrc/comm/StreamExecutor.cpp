@@ -1,6 +1,5 @@
 #include "comm/StreamExecutor.hpp"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 
@@ -65,7 +64,7 @@ void StreamExecutor::runInStream(PreparedOp& call, const WorkPtr& work) {
     }
     auto end = device_.record(stream, timed);
     for (const auto& other : call.streams) {
-      device_.await(*end, other);
+      end->block(other);
     }
     auto keepAlive = call.op.async ? std::make_shared<const PreparedOp>(std::move(call)) : nullptr;
     flight->depart(stream, issuer, std::move(start), std::move(end), std::move(keepAlive));
@@ -116,7 +115,7 @@ void StreamExecutor::runInGraph(PreparedOp& call, const WorkPtr& work) {
     }
     library_.noteCaptured();
     for (const auto& other : call.streams) {
-      device_.await(*device_.record(stream, /*timed=*/false), other);
+      device_.record(stream, /*timed=*/false)->block(other);
     }
     if (work) {
       const auto flight = std::make_shared<Flight>(self_.keepAlive(), *this, op);
@@ -147,10 +146,7 @@ void StreamExecutor::queue(PreparedOp& call, const c10::Stream& stream, const c1
     if (result != ncclSuccess) {
       std::rethrow_exception(failureState_.error(call.op, result));
     }
-    if (call.epilogue) {
-      at::AutoDispatchBelowAutograd guard;
-      call.epilogue();
-    }
+    runEpilogue(call.epilogue);
   } catch (...) {
     joinAfterError(stream, issuer, call.streams);
     throw;
@@ -168,10 +164,10 @@ void StreamExecutor::joinAfterError(
   try {
     const auto end = device_.record(stream, /*timed=*/false);
     if (stream != issuer) {
-      device_.await(*end, issuer);
+      end->block(issuer);
     }
     for (const auto& other : others) {
-      device_.await(*end, other);
+      end->block(other);
     }
   } catch (const std::exception&) {
     // The device has failed, and runs nothing more.
@@ -182,7 +178,7 @@ void StreamExecutor::finishFromEvent(std::shared_ptr<Flight> flight) {
   // recorded in this thread, the poller's, since dumps wait only for that thread
   const bool recorded = recordEnd(*flight);
   // Finishes in another thread: releasing tensors may need the GIL, and hooks may take long.
-  device_.runInFinisher([this, flight = std::move(flight), recorded] {
+  device_.finisher().enqueue([this, flight = std::move(flight), recorded] {
     auto error = flight->error();
     if (!error) {
       try {
@@ -225,7 +221,7 @@ void StreamExecutor::land(Flight& flight, const std::exception_ptr& error, bool 
   const auto finished = elapsed == Clock::duration{} ? Clock::now() : started + elapsed;
   hooks_.tellEnd(op, work, error, started, finished);
   if (work && work->hasFuture()) {
-    device_.handOver();  // callbacks may wait for later operations
+    device_.finisher().handOver();  // callbacks may wait for later operations
     work->completeFutures();
   }
   flight.release();  // drops the Work that getFutureResult() has attached meanwhile
@@ -280,7 +276,8 @@ void StreamExecutor::await(Work& work, Milliseconds timeout, bool onHost) {
       flight = work.flight();
     }
     if (flight) {
-      awaitStarted(*flight, &work, timeout, onHost || blockingWait());
+      awaitStarted(
+          *flight, &work, timeout, onHost || blockingWait_.load(std::memory_order_relaxed));
     }
   }
   awaitInStream(work);
@@ -296,10 +293,10 @@ void StreamExecutor::awaitInStream(Work& work) {
     if (work.done()) {
       return;
     }
-    device_.await(*flight->end(), current);
+    flight->end()->block(current);
     flight->release(current);
   } else if (isCapturing(current) || goesOn(*flight)) {
-    device_.await(*flight->end(), current);  // joins the two streams of the graph
+    flight->end()->block(current);  // joins the two streams of the graph
     flight->release(current);
   }
 }
@@ -319,7 +316,7 @@ void StreamExecutor::leaveGraph(
       // The stream of the future's holder will join the operation.
       graphStream_.keep(flight.capture(), std::move(keepAlive));
     } else {
-      device_.await(*flight.end(), *flight.issuer());
+      flight.end()->block(*flight.issuer());
     }
   } catch (const std::exception&) {
     // The capture has been invalidated, and yields no graph.
@@ -327,7 +324,7 @@ void StreamExecutor::leaveGraph(
 }
 
 void StreamExecutor::drain(Milliseconds messages) {
-  const EventPoller::FastPolling fastPolling(device_.watch());
+  const auto fast = device_.watch().pollFast();
   const auto start = Clock::now();
   std::optional<Clock::time_point> failed;
   while (!inFlight_.awaitNone(kInterruptInterval, Clock::now() - start >= messages)) {

@@ -15,14 +15,6 @@
 
 namespace torchcomms_pg {
 
-namespace {
-
-c10::impl::VirtualGuardImpl implementation(c10::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type());
-}
-
-}  // namespace
-
 int deviceCount(c10::DeviceType type) {
   // Uses the CUDA hooks and not the device guard: without a GPU, FakeTensorMode replaces the guard.
   if (type == c10::kCUDA) {
@@ -39,7 +31,7 @@ std::optional<c10::DeviceType> presentAccelerator() {
 void awaitCurrentStream(c10::Device device) {
   constexpr std::chrono::microseconds kPoll{50};
   constexpr std::chrono::milliseconds kLook{200};
-  const auto guard = implementation(device);
+  const c10::impl::VirtualGuardImpl guard(device.type());
   const auto stream = currentStream(device);
   for (auto next = std::chrono::steady_clock::now() + kLook; !guard.queryStream(stream);) {
     std::this_thread::sleep_for(kPoll);
@@ -52,14 +44,14 @@ void awaitCurrentStream(c10::Device device) {
   }
 }
 
-void orderStreams(c10::Device earlier, c10::Device later) {
-  c10::Event event(earlier.type(), c10::EventFlag::PYTORCH_DEFAULT);
-  event.record(currentStream(earlier));
-  event.block(currentStream(later));
+void orderStreams(const c10::Stream& earlier, const c10::Stream& later) {
+  c10::Event event(earlier.device_type(), c10::EventFlag::PYTORCH_DEFAULT);
+  event.record(earlier);
+  event.block(later);
 }
 
 c10::Stream currentStream(c10::Device device) {
-  return implementation(device).getStream(device);
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
 std::vector<c10::Stream> joinCurrentStream(
@@ -74,28 +66,15 @@ std::vector<c10::Stream> joinCurrentStream(
         isCapturing(stream) == isCapturing(current),
         "end of a batch: operations were issued in a stream that captures a graph, and others in "
         "one that does not. Issue and end a batch in one stream");
-    c10::Event event(device.type(), c10::EventFlag::PYTORCH_DEFAULT);
-    event.record(stream);
-    event.block(current);
+    orderStreams(stream, current);
     others.push_back(stream);
   }
   return others;
 }
 
-void resumeAfterCurrentStream(c10::Device device, const std::vector<c10::Stream>& streams) {
-  if (streams.empty()) {
-    return;
-  }
-  c10::Event event(device.type(), c10::EventFlag::PYTORCH_DEFAULT);
-  event.record(currentStream(device));
-  for (const auto& stream : streams) {
-    event.block(stream);
-  }
-}
-
 void takeDevice(c10::Device device) {
   // Calls setDevice, since uncheckedSetDevice does not set a device that has no context yet.
-  implementation(device).setDevice(device);
+  c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
   if (device.is_cuda()) {
     useThreadLocalCaptureMode();
   }
@@ -114,11 +93,12 @@ c10::Stream AcceleratorDevice::currentStream() const {
 }
 
 c10::Stream AcceleratorDevice::newStream(bool highPriority) const {
-  return implementation(device()).getStreamFromGlobalPool(device(), highPriority);
+  return c10::impl::VirtualGuardImpl(device().type())
+      .getStreamFromGlobalPool(device(), highPriority);
 }
 
 c10::Stream AcceleratorDevice::streamAfter(const c10::Stream& issuer) {
-  await(*record(issuer, /*timed=*/false), own_);
+  record(issuer, /*timed=*/false)->block(own_);
   return own_;
 }
 
@@ -143,10 +123,6 @@ EventPtr AcceleratorDevice::record(const c10::Stream& stream, bool timed) {
             const LockGuard lock(events->mutex);
             events->free[timed].emplace_back(done);
           }};
-}
-
-void AcceleratorDevice::await(const c10::Event& event, const c10::Stream& stream) const {
-  event.block(stream);
 }
 
 }  // namespace torchcomms_pg

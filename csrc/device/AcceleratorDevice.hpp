@@ -31,9 +31,8 @@ std::optional<c10::DeviceType> presentAccelerator();
 // of a signal handler that has raised during the wait.
 void awaitCurrentStream(c10::Device device);
 
-// Makes the current stream of `later` wait for all work queued so far in the current stream of
-// `earlier`.
-void orderStreams(c10::Device earlier, c10::Device later);
+// Makes `later` wait for all work queued so far in `earlier`.
+void orderStreams(const c10::Stream& earlier, const c10::Stream& later);
 
 // Returns the device's current stream.
 c10::Stream currentStream(c10::Device device);
@@ -43,9 +42,6 @@ c10::Stream currentStream(c10::Device device);
 // duplicates. Raises if graphs capture only some of the streams.
 std::vector<c10::Stream> joinCurrentStream(
     c10::Device device, const std::vector<c10::Stream>& streams);
-
-// Makes `streams` wait for all work queued so far in the device's current stream.
-void resumeAfterCurrentStream(c10::Device device, const std::vector<c10::Stream>& streams);
 
 // Makes the device current in the calling thread, which this project has started, and lets the
 // thread call the device's runtime while other threads capture graphs. Otherwise a library's call
@@ -69,10 +65,8 @@ class AcceleratorDevice final {
     watch_.start();
   }
 
-  // Runs `body`, which may block for long, in the thread that finishes operations.
-  void runInFinisher(std::function<void()> body) { finisher_.enqueue(std::move(body)); }
-  // Lets later bodies run while the body that calls this function goes on.
-  void handOver() { finisher_.handOver(); }
+  // Returns the thread that finishes operations, which may block it for long.
+  WorkerStream& finisher() { return finisher_; }
 
   // Returns the communicator's stream. Its later work waits for all work now queued in `issuer`.
   c10::Stream streamAfter(const c10::Stream& issuer);
@@ -84,9 +78,6 @@ class AcceleratorDevice final {
   // Records an event after all work queued so far in `stream`. A `timed` event can measure
   // durations.
   EventPtr record(const c10::Stream& stream, bool timed);
-
-  // Makes `stream` wait for the event; the host does not wait.
-  void await(const c10::Event& event, const c10::Stream& stream) const;
 
   // Returns the poller of this device, which notices the ends of operations.
   EventPoller& watch() const { return watch_; }

@@ -150,17 +150,12 @@ void EventPoller::askAll() {
   }
 }
 
-EventPoller::FastPolling::FastPolling(EventPoller& watch) : watch_(watch) {
+void EventPoller::hurry(int change) {
   {
-    LockGuard lock(watch_.mutex_);
-    ++watch_.hurried_;
+    LockGuard lock(mutex_);
+    hurried_ += change;
   }
-  watch_.wake_.notify_one();
-}
-
-EventPoller::FastPolling::~FastPolling() {
-  LockGuard lock(watch_.mutex_);
-  --watch_.hurried_;
+  wake_.notify_one();
 }
 
 }  // namespace torchcomms_pg

@@ -3,6 +3,7 @@
 
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
+#include <c10/util/ScopeExit.h>
 #include <sys/types.h>
 
 #include <atomic>
@@ -40,7 +41,7 @@ class EventPoller {
     std::chrono::steady_clock::time_point lastPending_{};
   };
 
-  // Polling intervals: the normal one, and the one while a FastPolling exists.
+  // Polling intervals: the normal one, and the one after pollFast().
   static constexpr std::chrono::milliseconds kTick = Monitor::kTick;
   static constexpr std::chrono::milliseconds kHurriedTick{1};
 
@@ -63,17 +64,11 @@ class EventPoller {
   // Adds an operation. Operations of one stream are polled in the order in which they were added.
   void add(c10::StreamId stream, std::shared_ptr<Awaited> awaited);
 
-  // Makes the poller poll every kHurriedTick while this object lives.
-  class FastPolling {
-   public:
-    explicit FastPolling(EventPoller& watch);
-    ~FastPolling();
-    FastPolling(const FastPolling&) = delete;
-    FastPolling& operator=(const FastPolling&) = delete;
-
-   private:
-    EventPoller& watch_;
-  };
+  // Makes the poller poll every kHurriedTick while the result lives.
+  [[nodiscard]] auto pollFast() {
+    hurry(1);
+    return c10::make_scope_exit([this] { hurry(-1); });
+  }
 
  private:
   using List = std::list<std::shared_ptr<Awaited>>;
@@ -84,6 +79,7 @@ class EventPoller {
   };
 
   void run();
+  void hurry(int change);
   // hasten() starts a round of polling and returns its number. awaitRound() waits for the round's
   // end, at most until `until`, and not if a round has lasted longer than `patience`.
   uint64_t hasten();
@@ -101,7 +97,7 @@ class EventPoller {
   uint64_t ended_ GUARDED_BY(mutex_) = 0;     // number of the latest round that has ended
   Clock::time_point beganAt_ GUARDED_BY(mutex_);
   int users_ GUARDED_BY(mutex_) = 0;
-  int hurried_ GUARDED_BY(mutex_) = 0;   // number of FastPolling objects
+  int hurried_ GUARDED_BY(mutex_) = 0;   // number of results of pollFast()
   bool idle_ GUARDED_BY(mutex_) = true;  // true if no event is left
   std::unordered_map<c10::StreamId, List> added_ GUARDED_BY(mutex_);
   std::unordered_map<c10::StreamId, Queue> awaited_;  // owned by the thread

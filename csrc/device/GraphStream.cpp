@@ -19,7 +19,7 @@ std::optional<GraphStream::Branch> GraphStream::branchFrom(const c10::Stream& is
   if (!isCapturing(*stream_)) {
     ++capture_;
   }
-  device_.await(*device_.record(issuer, /*timed=*/false), *stream_);
+  device_.record(issuer, /*timed=*/false)->block(*stream_);
   return Branch{*stream_, capture_};
 }
 

@@ -20,10 +20,8 @@ struct Block {
   const Library& api;
   void* memory;
   at::Device device;
-  at::DataPtr before;  // the storage's memory before moveToShared()
+  at::DataPtr before = {};  // the storage's memory before moveToShared()
 
-  Block(const Library& api, void* memory, at::Device device)
-      : api(api), memory(memory), device(device) {}
   ~Block() {
     try {
       // Waits for the device: torch reuses its own memory in stream order, but memFree frees at
@@ -48,7 +46,7 @@ at::DataPtr allocate(const char* what, const Library& api, size_t bytes, at::Dev
   TORCH_CHECK_WITH(
       OutOfMemoryError, result == ncclSuccess, what, ": no shared memory for ", bytes, " bytes on ",
       device, ": ", api.getLastError(nullptr));
-  return {memory, new Block(api, memory, device), &freeBlock, device};
+  return {memory, new Block{api, memory, device}, &freeBlock, device};
 }
 
 at::Tensor bytesOf(void* memory, size_t bytes, at::Device device) {

@@ -13,14 +13,6 @@
 
 namespace torchcomms_pg {
 
-namespace {
-
-at::Tensor plain(const at::Tensor& tensor) {
-  return tensor.detach().resolve_conj().resolve_neg().contiguous();
-}
-
-}  // namespace
-
 bool Window::supported(const Communicator& comm) {
   return comm.api().has(Feature::windows);
 }
@@ -75,6 +67,15 @@ std::shared_ptr<Window::Registration> Window::registered(const char* what) const
   return registration_;
 }
 
+WorkPtr Window::launch(Registration& registration, PreparedOp call) {
+  const bool isPut = call.op.kind == OpKind::put;
+  auto work = comm_->launch(std::move(call));
+  if (work && work->operation().async) {
+    registration.note(work, isPut);
+  }
+  return work;
+}
+
 WorkPtr Window::put(
     const at::Tensor& tensor, int64_t destination, int64_t offset, const Options& options) {
   auto call = comm_->prepare(OpKind::put, options);
@@ -91,7 +92,7 @@ WorkPtr Window::put(
       offset >= 0 && offset <= part.numel && tensor.numel() <= part.numel - offset, what, ": ",
       tensor.numel(), " elements at offset ", offset, " do not fit into the ", part.numel,
       " that rank ", destination, " has registered");
-  auto source = plain(tensor);
+  auto source = tensor.detach().resolve_conj().resolve_neg().contiguous();
   call.setTensors({source}, {});
   call.op.peer = static_cast<int>(destination);
   if (mapsPeers()) {
@@ -117,11 +118,7 @@ WorkPtr Window::put(
           stream);
     };
   }
-  auto work = comm_->launch(std::move(call));
-  if (options.async) {
-    registration->note(work, /*isPut=*/true);
-  }
-  return work;
+  return launch(*registration, std::move(call));
 }
 
 WorkPtr Window::signal(int64_t peer, const Options& options) {
@@ -141,11 +138,8 @@ WorkPtr Window::signal(int64_t peer, const Options& options) {
       comm_->await(*put, kNoTimeout);
     }
   }
-  auto work = comm_->launch(std::move(call));
+  auto work = launch(*registration, std::move(call));
   ++registration->sent[peer];
-  if (options.async) {
-    registration->note(work, /*isPut=*/false);
-  }
   return work;
 }
 
@@ -161,11 +155,8 @@ WorkPtr Window::waitSignal(int64_t peer, const Options& options) {
     ncclWaitSignalDesc_t one{1, from, index, 0};
     return api.waitSignal(1, &one, comm, stream);
   };
-  auto work = comm_->launch(std::move(call));
+  auto work = launch(*registration, std::move(call));
   ++registration->waited[peer];
-  if (options.async) {
-    registration->note(work, /*isPut=*/false);
-  }
   return work;
 }
 

@@ -32,7 +32,7 @@ class Window final {
   struct Part {
     c10::ScalarType dtype;
     std::vector<int64_t> sizes;
-    int64_t numel;
+    int64_t numel = 0;
   };
 
   static bool supported(const Communicator& comm);
@@ -88,6 +88,7 @@ class Window final {
   bool mapsPeers() const { return !device().is_cpu(); }
   std::shared_ptr<Registration> registered(const char* what) const;
   void refuseDeferral(const char* what) const;
+  WorkPtr launch(Registration& registration, PreparedOp call);
   ncclResult_t exchange(
       Collective collective, const at::Tensor& input, const at::Tensor& output, ncclComm_t comm,
       cudaStream_t stream) const;

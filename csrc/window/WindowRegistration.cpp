@@ -88,11 +88,8 @@ ncclResult_t Window::describeAll(
         part.signal == mine.signal, what,
         ": the ranks have registered and deregistered the tensors of their windows in different "
         "orders");
-    Part described{
-        static_cast<c10::ScalarType>(part.dtype), {part.sizes, part.sizes + part.dims}, 1};
-    for (const auto size : described.sizes) {
-      described.numel *= size;
-    }
+    Part described{static_cast<c10::ScalarType>(part.dtype), {part.sizes, part.sizes + part.dims}};
+    described.numel = c10::multiply_integers(described.sizes);
     registration.parts.push_back(std::move(described));
   }
   if (mapsPeers()) {
@@ -217,8 +214,7 @@ void Window::deregister() {
     }
     for (const auto& stream : registration->streams()) {
       auto* const accelerator = comm_->executor().accelerator();
-      accelerator->await(
-          *accelerator->record(stream, /*timed=*/false), accelerator->currentStream());
+      accelerator->record(stream, /*timed=*/false)->block(accelerator->currentStream());
     }
     // The ranks exchange how many signals each has sent to each other rank. This rank's puts end
     // before that exchange, so no rank writes after the exchange. Signals that no wait has taken
