@@ -46,7 +46,7 @@ void bindLife(py::class_<Comm>& comm) {
       .def_property_readonly("ranks", [](Comm& self) { return self->globalRanks(); })
       .def_property_readonly("device", [](Comm& self) { return self->device(); })
       .def_property_readonly(
-          "library_version", [](Comm& self) { return versionText(self->libraryVersion()); })
+          "library_version", [](Comm& self) { return versionText(self->api().version()); })
       .def_property(
           "timeout", [](Comm& self) { return self->timeout(); },
           [](Comm& self, Milliseconds timeout) { self->setTimeout(timeout); })

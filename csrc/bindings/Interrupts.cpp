@@ -28,7 +28,7 @@ bool pending() noexcept {
   }
   try {
     const py::gil_scoped_acquire gil;
-    const OpenCall::Handlers handlers;
+    const auto handling = OpenCall::handling();
     if (PyErr_CheckSignals() != 0) {
       raised = std::make_exception_ptr(py::error_already_set());
     }

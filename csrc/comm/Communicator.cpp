@@ -12,15 +12,6 @@
 
 namespace torchcomms_pg {
 
-namespace {
-
-// Returns the backend's name for users, which is "torchcomms" without a process group.
-std::string backendName(const Group& group) {
-  return group.backend.empty() ? "torchcomms" : group.backend;
-}
-
-}  // namespace
-
 Communicator::Communicator(
     const Library& api, CommHandle::Made made, int rank, int size, Group group,
     Milliseconds timeout, Place place, NcclConfig config)
@@ -29,7 +20,10 @@ Communicator::Communicator(
       timeoutMs_(timeout.count()),
       issued_(size),
       library_(api, std::move(made), place_.device),
-      inFlight_(std::make_shared<GroupTotals>(group_.name, backendName(group_), /*watched=*/false)),
+      inFlight_(
+          std::make_shared<GroupTotals>(
+              group_.name, group_.backend.empty() ? "torchcomms" : group_.backend,
+              /*watched=*/false)),
       observer_(
           ProcessObserver::get().observe(
               {*this, library_, inFlight_, issued_, relaxations_, failure_})),

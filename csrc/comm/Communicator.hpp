@@ -64,8 +64,6 @@ class Communicator final : public Identity, public Launcher, public Monitor::Wat
   // through one buffer for all. Memory of an accelerator is scarce; in host memory an operation for
   // each rank costs more than copies. The result is the same on all ranks, whatever their tensors.
   bool listsOneByOne() const { return queues(); }
-  // Returns the library's version in NCCL's form, e.g. 22809 for 2.28.9.
-  int libraryVersion() const { return api().version(); }
   // Sets the description, which torch assigns after it has created the backend. Call before the
   // first operation.
   void setDescription(std::string description);
@@ -105,7 +103,6 @@ class Communicator final : public Identity, public Launcher, public Monitor::Wat
 
   // Returns the number of collectives issued so far.
   uint64_t sequenceNumber() const { return issued_.collectives(); }
-  const IssueCounts& issued() const { return issued_; }
 
   // Gives every operation from now on, even a synchronous one, a Work that knows its duration.
   void enableTiming() { timing_.store(true, std::memory_order_relaxed); }
@@ -127,8 +124,8 @@ class Communicator final : public Identity, public Launcher, public Monitor::Wat
   std::shared_ptr<Communicator> shrink(
       const std::vector<int>& excluded, bool abort, Group group, Milliseconds timeout);
 
-  // Takes over the users' hooks, recorders and settings of `former`, which this communicator
-  // replaces. Call before the first operation.
+  // Takes over the users' hooks and recorders of `former`, which this communicator replaces. Call
+  // before the first operation.
   void inheritFrom(const Communicator& former);
   // Closes a communicator that has a successor: operations in flight fail. Unlike close(), calls no
   // hooks of finalize and clears no hooks, since the successor has them.
@@ -144,15 +141,12 @@ class Communicator final : public Identity, public Launcher, public Monitor::Wat
 
   // The parts.
   CommHandle& library() { return library_; }
-  const CommHandle& library() const { return library_; }
   const Library& api() const { return library_.api(); }
   Joining& joining() { return joining_; }
   Executor& executor() const { return *executor_; }
   DeferredOps& deferred() { return deferred_; }
   InFlightOps& inFlight() { return inFlight_; }
-  const InFlightOps& inFlight() const { return inFlight_; }
   FailureState& failureState() { return failureState_; }
-  const FailureState& failureState() const { return failureState_; }
   Batches& batches() { return batches_; }
   const std::shared_ptr<Hooks>& hooks() const { return groupHooks_.users(); }
   GroupHooks& groupHooks() { return groupHooks_; }

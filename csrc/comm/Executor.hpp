@@ -1,10 +1,6 @@
 // Execution of a communicator's operations: where, and in which order.
 #pragma once
 
-#include <c10/core/Device.h>
-
-#include <vector>
-
 #include "comm/Work.hpp"
 #include "operation/PreparedOp.hpp"
 
@@ -39,12 +35,8 @@ class Executor {
   // the wait for messages that no stream orders.
   virtual void drain(Milliseconds messages) = 0;
 
-  // Returns the devices of a future's outputs, as ivalue::Future takes them; empty for host memory.
-  virtual std::vector<c10::Device> outputDevices() const = 0;
-
   // Sets whether Work::wait blocks the calling thread, even if the current stream could wait.
   virtual void setBlockingWait(bool /*blocking*/) {}
-  virtual bool blockingWait() const { return false; }
 
   // Returns the accelerator's device, or null if operations run in host memory.
   virtual AcceleratorDevice* accelerator() const { return nullptr; }

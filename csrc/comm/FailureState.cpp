@@ -1,6 +1,7 @@
 #include "comm/FailureState.hpp"
 
 #include <c10/util/Logging.h>
+#include <c10/util/ScopeExit.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -40,12 +41,6 @@ constexpr Milliseconds kPrinting{100};
 
 // True while this thread calls abort hooks. The hooks may call functions that wait for abort hooks.
 thread_local bool inAbortHook = false;
-struct InAbortHook {
-  InAbortHook() { inAbortHook = true; }
-  ~InAbortHook() { inAbortHook = false; }  // the thread may run other bodies
-  InAbortHook(const InAbortHook&) = delete;
-  InAbortHook& operator=(const InAbortHook&) = delete;
-};
 
 // Describes an operation as ProcessGroupNCCL does.
 std::string describeAsNccl(const Operation& op) {
@@ -84,12 +79,12 @@ std::shared_ptr<const Failure> setPrinted(
 
 // Builds the failure of a group that a call on this rank has ended. `how`: "aborted" or the like.
 Failure requested(const Identity& self, const std::string& how, const std::string& why) {
-  Failure failure;
-  failure.group = self.group().name;
-  failure.message = "group '" + failure.group + "' was " + how + " on rank " +
-                    self.group().numberOf(self.rank()) + why;
-  failure.ranks = {self.rank()};
-  return failure;
+  const auto& group = self.group();
+  return {
+      .message =
+          "group '" + group.name + "' was " + how + " on rank " + group.numberOf(self.rank()) + why,
+      .group = group.name,
+      .ranks = {self.rank()}};
 }
 
 // Ends the process without destructors: other threads are blocked in operations.
@@ -151,7 +146,9 @@ std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
                                 first = std::move(first), table = std::move(table), end, dump,
                                 tells, ours, done] {
       {
-        const InAbortHook inside;
+        inAbortHook = true;
+        // The thread may run other bodies.
+        const auto outside = c10::make_scope_exit([] { inAbortHook = false; });
         {
           const LockGuard set(mutex_);  // get() returns `ours` from now on
         }
@@ -206,21 +203,16 @@ void FailureState::failLibrary(const Failure& failure) {
   library_.fail(failure, self_.keepAlive());
 }
 
-std::string FailureState::rankNames(const std::vector<int>& ranks) const {
-  return self_.group().rankNames(ranks);
-}
-
 Failure FailureState::describe(
     c10d::ErrorType type, const Operation& op, const std::string& what) const {
+  const auto& group = self_.group();
   return {
-      type,
-      torchcomms_pg::describe(op) + " of group '" + self_.group().name + "' on rank " +
-          self_.group().numberOf(self_.rank()) + ": " + what,
-      name(op.kind),
-      op.seq,
-      self_.group().name,
-      {},
-      {}};
+      .type = type,
+      .message = torchcomms_pg::describe(op) + " of group '" + group.name + "' on rank " +
+                 group.numberOf(self_.rank()) + ": " + what,
+      .op = name(op.kind),
+      .seq = op.seq,
+      .group = group.name};
 }
 
 Failure FailureState::endOf(const Operation& op, Failure failure) const {
@@ -297,14 +289,14 @@ Failure FailureState::elsewhere() const {
   const auto report = library_.report();
   // Without a failure, libnccl's last error may be from any other call (CommHandle::report).
   const bool failed = report.result != ncclSuccess && report.result != ncclInProgress;
-  Failure failure;
-  failure.type = c10d::ErrorType::REMOTE_ERROR;
-  failure.group = self_.group().name;
-  failure.ranks = report.ranks;
-  failure.message = "group '" + self_.group().name + "' has failed while rank " +
-                    self_.group().numberOf(self_.rank()) + " was in no operation of it" +
-                    ofGraphs() + ": " + (failed ? report.what() : "");
-  return failure;
+  const auto& group = self_.group();
+  return {
+      .type = c10d::ErrorType::REMOTE_ERROR,
+      .message = "group '" + group.name + "' has failed while rank " +
+                 group.numberOf(self_.rank()) + " was in no operation of it" + ofGraphs() + ": " +
+                 (failed ? report.what() : ""),
+      .group = group.name,
+      .ranks = report.ranks};
 }
 
 void FailureState::timeOut(const Operation& op, Milliseconds timeout, const Explanation& found) {
@@ -315,7 +307,7 @@ void FailureState::timeOut(const Operation& op, Milliseconds timeout, const Expl
   if (!library_.ready()) {
     ranks = ranks.empty() ? library_.missingRanks() : ranks;
     text += ranks.empty() ? std::string("the group was still being set up")
-                          : rankNames(ranks) + " did not join the group";
+                          : self_.group().rankNames(ranks) + " did not join the group";
   } else if (!found.summary.empty()) {
     text += found.summary;
   } else if (!library_.api().has(Feature::missingRanks)) {
@@ -326,10 +318,10 @@ void FailureState::timeOut(const Operation& op, Milliseconds timeout, const Expl
     text += "it has not finished, and nobody knows who is late";
   } else if (library_.absenceIsCertain()) {
     ranks = absent;
-    text +=
-        rankNames(absent) + (op.kind == OpKind::waitSignal ? " sent no signal" : " did not arrive");
+    text += self_.group().rankNames(absent) +
+            (op.kind == OpKind::waitSignal ? " sent no signal" : " did not arrive");
   } else {
-    text += "it has not finished; here it waits for " + rankNames(absent) +
+    text += "it has not finished; here it waits for " + self_.group().rankNames(absent) +
             ", and nobody knows who is late";
   }
   auto failure = describe(c10d::ErrorType::TIMEOUT, op, text + ofGraphs());
@@ -347,8 +339,8 @@ void FailureState::lose(
     const Operation& op, const std::vector<int>& ranks, const std::vector<int>& pids) {
   auto failure = describe(
       c10d::ErrorType::REMOTE_ERROR, op,
-      rankNames(ranks) + (pids.size() == 1 ? " (pid " : " (pids ") + joinRanks(pids) + ") died" +
-          ofGraphs());
+      self_.group().rankNames(ranks) + (pids.size() == 1 ? " (pid " : " (pids ") + joinRanks(pids) +
+          ") died" + ofGraphs());
   failure.ranks = ranks;
   failBoth([&] { failLibrary(*setPrinted(*this, self_, op, std::move(failure))); });
 }
@@ -366,7 +358,7 @@ void FailureState::abort(const std::string& why) {
 
 void FailureState::abortInFlight(const char* why) noexcept {
   try {
-    if (!inFlight_.empty()) {
+    if (inFlight_.size() > 0) {
       failBy(why);
     }
   } catch (...) {
@@ -375,7 +367,7 @@ void FailureState::abortInFlight(const char* why) noexcept {
 }
 
 void FailureState::shrink() {
-  if (!inFlight_.empty()) {
+  if (inFlight_.size() > 0) {
     // NCCL ends the operations' kernels without reporting an error.
     set(requested(self_, "shrunk", ", which ended its operations"), Cause::requested);
   }

@@ -147,7 +147,6 @@ class FailureState {
   // another thread is about to end the process. Otherwise, and in a thread that runs abort hooks,
   // returns.
   void meet(const Failure& failure) const;
-  std::string rankNames(const std::vector<int>& ranks) const;
   // Returns the part of a failure's message about graphs that hold operations of the group. Empty
   // if no graph holds any, or if the library ends operations in replays, too.
   std::string ofGraphs() const;

@@ -22,11 +22,6 @@ void Flight::attach(const WorkPtr& work, bool kept) {
   kept_ = kept ? work : nullptr;
 }
 
-WorkPtr Flight::work() const {
-  LockGuard lock(mutex_);
-  return work_.lock();
-}
-
 void Flight::depart(
     c10::Stream stream, c10::Stream issuer, EventPtr start, EventPtr end,
     std::shared_ptr<const void> keepAlive) {
@@ -50,21 +45,6 @@ Flight::~Flight() {
   if (inGraph() && keepAlive_) {
     executor_.leaveGraph(*this, std::move(keepAlive_));
   }
-}
-
-EventPtr Flight::end() const {
-  LockGuard lock(mutex_);
-  return end_;
-}
-
-std::optional<c10::Stream> Flight::stream() const {
-  LockGuard lock(mutex_);
-  return stream_;
-}
-
-std::optional<c10::Stream> Flight::issuer() const {
-  LockGuard lock(mutex_);
-  return issuer_;
 }
 
 void Flight::release(const c10::Stream& waiting) {
@@ -103,15 +83,6 @@ bool Flight::ask() noexcept {
 
 void Flight::ended(std::shared_ptr<Awaited> self) noexcept {
   executor_.finishFromEvent(std::static_pointer_cast<Flight>(std::move(self)));
-}
-
-std::exception_ptr Flight::error() const {
-  LockGuard lock(mutex_);
-  return error_;
-}
-
-Clock::time_point Flight::started() const {
-  return started_;
 }
 
 Clock::duration Flight::elapsed() const {

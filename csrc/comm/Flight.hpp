@@ -34,7 +34,10 @@ class Flight final : public EventPoller::Awaited {
   // end.
   void attach(const WorkPtr& work, bool kept);
   // Returns the Work, or null if none was set or its last holder has dropped it.
-  WorkPtr work() const;
+  WorkPtr work() const {
+    LockGuard lock(mutex_);
+    return work_.lock();
+  }
 
   void setEntry(InFlightOps::Entry entry) { entry_ = entry; }
   InFlightOps::Entry entry() const { return entry_; }
@@ -52,9 +55,18 @@ class Flight final : public EventPoller::Awaited {
   // Records that a future of the operation was completed: a stream of its holder will wait.
   void noteFuture() { hasFuture_.store(true, std::memory_order_relaxed); }
 
-  EventPtr end() const;
-  std::optional<c10::Stream> stream() const;
-  std::optional<c10::Stream> issuer() const;
+  EventPtr end() const {
+    LockGuard lock(mutex_);
+    return end_;
+  }
+  std::optional<c10::Stream> stream() const {
+    LockGuard lock(mutex_);
+    return stream_;
+  }
+  std::optional<c10::Stream> issuer() const {
+    LockGuard lock(mutex_);
+    return issuer_;
+  }
   uint64_t capture() const { return capture_; }
   bool hasFuture() const { return hasFuture_.load(std::memory_order_relaxed); }
   bool inGraph() const { return inGraph_.load(std::memory_order_acquire); }
@@ -69,12 +81,16 @@ class Flight final : public EventPoller::Awaited {
   bool reached() const;
   // Returns whether ask() has returned true.
   bool asked() const { return asked_.load(std::memory_order_acquire); }
-  std::exception_ptr error() const;  // what the device raised in ask(), or null
+  // Returns what the device raised in ask(), or null.
+  std::exception_ptr error() const {
+    LockGuard lock(mutex_);
+    return error_;
+  }
 
   bool ask() noexcept override;
   void ended(std::shared_ptr<Awaited> self) noexcept override;
 
-  Clock::time_point started() const;
+  Clock::time_point started() const { return started_; }
   // Returns the time from start to end of an operation that has ended, or 0 if the time is unknown.
   Clock::duration elapsed() const;
 

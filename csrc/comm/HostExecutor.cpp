@@ -1,6 +1,5 @@
 #include "comm/HostExecutor.hpp"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/record_function.h>
 #include <c10/util/ScopeExit.h>
 
@@ -55,9 +54,8 @@ void HostExecutor::run(PreparedOp& call, const WorkPtr& work) {
     if (result != ncclSuccess && result != ncclInProgress) {
       error = failureState_.interruption();
       error = error ? error : failureState_.error(call.op, result);
-    } else if (call.epilogue) {
-      at::AutoDispatchBelowAutograd guard;
-      call.epilogue();
+    } else {
+      runEpilogue(call.epilogue);
     }
   } catch (...) {
     error = std::current_exception();
@@ -98,7 +96,7 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
     auto* const stream = worker_.handle();
     auto* const comm = joining_.usable();
     const bool alone =
-        library_.api().has(Feature::deferral) && mayBeDeferred(*work) && inFlight_.single();
+        library_.api().has(Feature::deferral) && mayBeDeferred(*work) && inFlight_.size() == 1;
     worker_.defer();  // the tasks that this function queues wake a thread once at most
     if (call.op.recording || work->timed()) {
       const auto start = [work] {
@@ -147,9 +145,8 @@ void HostExecutor::runOnWorker(PreparedOp& call, const WorkPtr& work) {
             failureState_.failBy(FailureState::kInterrupt);
           }
           error = failureState_.error(work->operation(), state);
-        } else if (held->epilogue) {
-          at::AutoDispatchBelowAutograd guard;
-          held->epilogue();
+        } else {
+          runEpilogue(held->epilogue);
         }
       } catch (...) {
         error = std::current_exception();
@@ -182,9 +179,9 @@ void HostExecutor::finish(
     inFlight_.remove(entry);
   } else {
     // This thread may end the group next, and must then wait for that report.
-    inFlight_.tellElsewhere(entry);
+    inFlight_.setTeller(entry, {});
     runInCallbackThread([this, held, entry] {
-      inFlight_.tellHere(entry);
+      inFlight_.setTeller(entry, std::this_thread::get_id());
       held->completeFutures();
       inFlight_.remove(entry);
     });
@@ -214,9 +211,9 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
     HostExecutor* executor;
     WorkPtr work;  // keeps the communicator, and thereby the executor, alive
     InFlightOps::Entry entry;
-    Mutex mutex;
     size_t left GUARDED_BY(mutex);
-    std::exception_ptr error GUARDED_BY(mutex);
+    Mutex mutex{};
+    std::exception_ptr error GUARDED_BY(mutex){};
 
     void end(std::exception_ptr cause, size_t count) {
       std::exception_ptr first;
@@ -249,10 +246,7 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
           error = pending.executor->failureState_.error(pending.work->operation(), result);
         } else {
           pending.work->setSource(peer);
-          if (self->epilogue) {
-            at::AutoDispatchBelowAutograd guard;
-            self->epilogue();
-          }
+          runEpilogue(self->epilogue);
         }
       } catch (...) {
         error = std::current_exception();
@@ -263,13 +257,7 @@ void HostExecutor::runMessages(PreparedOp& call, const WorkPtr& work) {
 
   const std::span<PreparedOp> calls =
       call.parts.empty() ? std::span<PreparedOp>(&call, 1) : std::span<PreparedOp>(call.parts);
-  auto pending = std::make_shared<Pending>();
-  pending->executor = this;
-  pending->work = work;
-  {
-    const LockGuard lock(pending->mutex);
-    pending->left = calls.size();
-  }
+  const auto pending = std::make_shared<Pending>(this, work, InFlightOps::Entry(), calls.size());
   pending->entry = inFlight_.add(work->operation(), work);
   work->setStarted(Clock::now());
   size_t launched = 0;
@@ -367,10 +355,6 @@ void HostExecutor::await(Work& work, Milliseconds timeout, bool /*onHost*/) {
       throw CommError(*failureState_.get());
     }
   }
-}
-
-void HostExecutor::awaitInStream(Work& work) {
-  work.synchronize();
 }
 
 void HostExecutor::drain(Milliseconds messages) {

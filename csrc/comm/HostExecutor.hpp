@@ -38,9 +38,8 @@ class HostExecutor final : public Executor {
   void prepare(Operation& op) override;
   void run(PreparedOp& call, const WorkPtr& work) override;
   void await(Work& work, Milliseconds timeout, bool onHost) override;
-  void awaitInStream(Work& work) override;
+  void awaitInStream(Work& work) override { work.synchronize(); }
   void drain(Milliseconds messages) override;
-  std::vector<c10::Device> outputDevices() const override { return {}; }
 
  private:
   void runOnWorker(PreparedOp& call, const WorkPtr& work);

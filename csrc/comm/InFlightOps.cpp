@@ -3,35 +3,13 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/Thread.hpp"
-
 namespace torchcomms_pg {
 
-InFlightOps::Entry InFlightOps::add(
-    const Operation& op, WorkPtr work, std::shared_ptr<Flight> flight) {
-  InFlight entry{&op, std::move(work), std::move(flight), {}, false, nullptr};
-  entry.thread = threadNumber();
+InFlightOps::Entry InFlightOps::insert(InFlight entry) {
   LockGuard lock(mutex_);
   const auto added = ops_.insert(ops_.end(), std::move(entry));
   countInFlight();
   return added;
-}
-
-InFlightOps::Entry InFlightOps::add(const Operation& op, std::shared_ptr<void> keeper) {
-  InFlight entry{&op, nullptr, nullptr, {}, false, nullptr};
-  entry.keeper = std::move(keeper);
-  entry.thread = threadNumber();
-  LockGuard lock(mutex_);
-  const auto added = ops_.insert(ops_.end(), std::move(entry));
-  countInFlight();
-  return added;
-}
-
-void InFlightOps::noteEnd(const Operation& op, const OpEnd& end) {
-  if (end.completed) {
-    lastCompleted_.noteFrom(op);
-  }
-  totals_->end(op, end);
 }
 
 void InFlightOps::countInFlight() {
@@ -49,7 +27,10 @@ void InFlightOps::leave(const Operation& op) {
 
 void InFlightOps::end(Entry entry, const OpEnd& end) {
   LockGuard lock(mutex_);
-  noteEnd(*entry->op, end);
+  if (end.completed) {
+    lastCompleted_.noteFrom(*entry->op);
+  }
+  totals_->end(*entry->op, end);
   entry->ended = true;
   entry->teller = std::this_thread::get_id();
   ending_.splice(ending_.end(), ops_, entry);
@@ -64,14 +45,9 @@ void InFlightOps::end(Entry entry, const OpEnd& end) {
   }
 }
 
-void InFlightOps::tellElsewhere(Entry entry) {
+void InFlightOps::setTeller(Entry entry, std::thread::id teller) {
   LockGuard lock(mutex_);
-  entry->teller = {};
-}
-
-void InFlightOps::tellHere(Entry entry) {
-  LockGuard lock(mutex_);
-  entry->teller = std::this_thread::get_id();
+  entry->teller = teller;
 }
 
 void InFlightOps::remove(Entry entry) {
@@ -87,17 +63,6 @@ void InFlightOps::remove(Entry entry) {
   none_.notify_all();
 }
 
-void InFlightOps::finish(Entry entry, const OpEnd& end) {
-  List gone;  // freed after the lock is released
-  LockGuard lock(mutex_);
-  noteEnd(*entry->op, end);
-  gone.splice(gone.begin(), ops_, entry);
-  countInFlight();
-  if (ops_.empty()) {
-    none_.notify_all();
-  }
-}
-
 bool InFlightOps::has(const Operation& op) const {
   LockGuard lock(mutex_);
   return std::ranges::any_of(ops_, [&](const InFlight& entry) {
@@ -105,14 +70,9 @@ bool InFlightOps::has(const Operation& op) const {
   });
 }
 
-bool InFlightOps::empty() const {
+size_t InFlightOps::size() const {
   LockGuard lock(mutex_);
-  return ops_.empty();
-}
-
-bool InFlightOps::single() const {
-  LockGuard lock(mutex_);
-  return ops_.size() == 1;
+  return ops_.size();
 }
 
 bool InFlightOps::awaitNone(Milliseconds time, bool messages) {

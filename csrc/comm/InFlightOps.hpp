@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/Mutex.hpp"
+#include "base/Thread.hpp"
 #include "comm/Work.hpp"
 #include "operation/GroupTotals.hpp"
 #include "operation/Operation.hpp"
@@ -19,13 +20,13 @@ class Flight;
 
 struct InFlight {
   const Operation* op;
-  WorkPtr work;                    // keeps `op` alive; null if something else does
-  std::shared_ptr<Flight> flight;  // on an accelerator, the operation's state; else null
-  std::thread::id teller = {};     // thread that reports the end now, if any
-  bool left = false;               // its call has returned; the waiting thread, if any, is unknown
-  std::shared_ptr<void> keeper;    // keeps `op` alive if none of the above does
-  bool ended = false;              // its end is being reported
-  uint64_t thread = 0;             // the thread that has issued it, by threadNumber()
+  WorkPtr work = {};                    // keeps `op` alive; null if something else does
+  std::shared_ptr<Flight> flight = {};  // on an accelerator, the operation's state; else null
+  std::shared_ptr<void> keeper = {};    // keeps `op` alive if none of the above does
+  std::thread::id teller = {};          // thread that reports the end now, if any
+  bool left = false;   // its call has returned; the waiting thread, if any, is unknown
+  bool ended = false;  // its end is being reported
+  uint64_t thread = threadNumber();  // the thread that has issued it
 };
 
 // The list of operations in flight, and the last completed one. For deadlines and diagnoses an
@@ -38,8 +39,12 @@ class InFlightOps {
 
   explicit InFlightOps(std::shared_ptr<GroupTotals> totals) : totals_(std::move(totals)) {}
 
-  Entry add(const Operation& op, WorkPtr work = nullptr, std::shared_ptr<Flight> flight = nullptr);
-  Entry add(const Operation& op, std::shared_ptr<void> keeper);
+  Entry add(const Operation& op, WorkPtr work = nullptr, std::shared_ptr<Flight> flight = nullptr) {
+    return insert({.op = &op, .work = std::move(work), .flight = std::move(flight)});
+  }
+  Entry add(const Operation& op, std::shared_ptr<void> keeper) {
+    return insert({.op = &op, .keeper = std::move(keeper)});
+  }
 
   // Records that the call of an operation has returned, and that the waiting thread, if any, is
   // unknown. Does nothing if the operation has ended.
@@ -47,24 +52,23 @@ class InFlightOps {
   // Records that an operation has ended, and that the calling thread is about to report it. A
   // completed operation becomes the last completed one.
   void end(Entry entry, const OpEnd& end);
-  // Records that the calling thread leaves the reporting to another thread.
-  void tellElsewhere(Entry entry);
-  // Records that the calling thread takes over the reporting.
-  void tellHere(Entry entry);
+  // Records which thread reports the end from now on; none until another thread takes that over.
+  void setTeller(Entry entry, std::thread::id teller);
   // Removes an operation whose end has been reported, or needs no report.
   void remove(Entry entry);
   // Does the same as end() and remove(), for an end that needs no report.
-  void finish(Entry entry, const OpEnd& end);
+  void finish(Entry entry, const OpEnd& end) {
+    this->end(entry, end);
+    remove(entry);
+  }
 
   GroupTotals& totals() const { return *totals_; }
   const std::shared_ptr<GroupTotals>& sharedTotals() const { return totals_; }
 
   // Returns whether the operation has not ended. `op` may be a copy of it.
   bool has(const Operation& op) const;
-  // Returns whether all operations have ended.
-  bool empty() const;
-  // Returns whether all operations but one have ended.
-  bool single() const;
+  // Returns the number of operations that have not ended.
+  size_t size() const;
 
   // Calls `body` with the list of operations that have not ended, and the last completed one, whose
   // seq is 0 if none has completed. Neither changes meanwhile.
@@ -86,7 +90,7 @@ class InFlightOps {
   Milliseconds lengthened() const { return Milliseconds(extraMs_.load(std::memory_order_relaxed)); }
 
  private:
-  void noteEnd(const Operation& op, const OpEnd& end) REQUIRES(mutex_);
+  Entry insert(InFlight entry);
   void countInFlight() REQUIRES(mutex_);
 
   const std::shared_ptr<GroupTotals> totals_;

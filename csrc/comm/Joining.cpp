@@ -30,12 +30,6 @@ ncclComm_t Joining::usable() const {
   return comm;
 }
 
-Operation Joining::initialization() {
-  Operation op;
-  op.kind = OpKind::initialization;
-  return op;
-}
-
 bool Joining::initialized(const Operation& op) {
   if (C10_LIKELY(library_.ready())) {
     return true;

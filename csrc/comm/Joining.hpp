@@ -35,7 +35,7 @@ class Joining {
 
  private:
   // Makes the operation that stands for the joining of the ranks.
-  static Operation initialization();
+  static Operation initialization() { return {.kind = OpKind::initialization}; }
 
   const Identity& self_;
   CommHandle& library_;

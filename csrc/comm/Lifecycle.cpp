@@ -68,7 +68,7 @@ std::shared_ptr<Communicator> Communicator::split(
   // A rank with a wrong list takes part nevertheless, as a member of no group: otherwise the ranks
   // with a correct list would wait for this rank.
   const auto wrong = splitMistake(ranks, rank_, size_);
-  const auto position = std::find(ranks.begin(), ranks.end(), rank_);
+  const auto position = std::ranges::find(ranks, rank_);
   const bool member = position != ranks.end() && wrong.empty();
   // The color contains the first rank, which differs between the groups of one split, since these
   // are disjoint. It also contains a hash of the list: ranks with different lists get into
@@ -129,10 +129,10 @@ std::shared_ptr<Communicator> Communicator::shrink(
           : std::string("the loaded NCCL lacks it; it came with NCCL ") +
                 introduced(Feature::shrink).version);
   auto gone = excluded;
-  std::sort(gone.begin(), gone.end());
+  std::ranges::sort(gone);
   TORCH_CHECK_VALUE(
       !gone.empty() && gone.front() >= 0 && gone.back() < size_ &&
-          std::adjacent_find(gone.begin(), gone.end()) == gone.end(),
+          std::ranges::adjacent_find(gone) == gone.end(),
       "shrink: excluded ranks must be distinct and in 0 .. ", size_ - 1, ", got [",
       joinRanks(excluded), "]");
   TORCH_CHECK_VALUE(
@@ -175,16 +175,14 @@ std::shared_ptr<Communicator> Communicator::shrink(
     const int flags = abort ? NCCL_SHRINK_ABORT : NCCL_SHRINK_DEFAULT;
     std::exception_ptr error;
     try {
-      try {
-        child = library_.shrink(gone, flags, config_, deadline);
-      } catch (const host::NcclError& why) {
-        const bool late = why.result == ncclInProgress;
-        throw CommError(failureState_.describe(
-            late ? c10d::ErrorType::TIMEOUT : c10d::ErrorType::COMM_ERROR, call.op,
-            late ? "timed out after " + inSeconds(call.op.timeout) +
-                       ": not all ranks that stay have come"
-                 : why.what()));
-      }
+      child = library_.shrink(gone, flags, config_, deadline);
+    } catch (const host::NcclError& why) {
+      const bool late = why.result == ncclInProgress;
+      error = std::make_exception_ptr(CommError(failureState_.describe(
+          late ? c10d::ErrorType::TIMEOUT : c10d::ErrorType::COMM_ERROR, call.op,
+          late ? "timed out after " + inSeconds(call.op.timeout) +
+                     ": not all ranks that stay have come"
+               : why.what())));
     } catch (...) {
       error = std::current_exception();
     }
@@ -241,11 +239,8 @@ void Communicator::close() {
     }
   };
   if (hooks()->any()) {
-    auto before = std::make_shared<PreHookArgs>();
-    before->name = OpName::finalize;
-    before->opId = Hooks::nextOpId();
     try {
-      hooks()->run(before, endNow);
+      hooks()->run(std::make_shared<PreHookArgs>(OpName::finalize, Hooks::nextOpId()), endNow);
     } catch (const std::exception& error) {
       if (!mismatch) {
         TORCH_WARN(
@@ -304,10 +299,10 @@ void Communicator::end() {
     throw CommError(*failed);
   }
   if (!mismatch.empty()) {
-    Failure failure;
-    failure.group = group_.name;
-    failure.message = "group '" + group_.name + "' on rank " + group_.numberOf(rank_) +
-                      " ends with operations that do not match: " + mismatch;
+    const Failure failure{
+        .message = "group '" + group_.name + "' on rank " + group_.numberOf(rank_) +
+                   " ends with operations that do not match: " + mismatch,
+        .group = group_.name};
     failureState_.set(failure);
     failureState_.awaitHooks();
     throw CommError(failure);
@@ -316,8 +311,6 @@ void Communicator::end() {
 
 void Communicator::inheritFrom(const Communicator& former) {
   groupHooks_.inherit(former.groupHooks_);
-  failureState_.setEndsProcess(former.failureState_.endsProcess());
-  executor_->setBlockingWait(former.executor_->blockingWait());
   recorders_.inherit(former.recorders_);
 }
 

@@ -2,53 +2,32 @@
 
 #include <c10/util/Exception.h>
 
+#include "base/Thread.hpp"
 #include "comm/Identity.hpp"
 #include "operation/Operation.hpp"
 
 namespace torchcomms_pg {
 
-namespace {
-
-thread_local OpenCall* innermostCall = nullptr;
-// Innermost call that a running handler has interrupted, or null.
-thread_local OpenCall* handledCall = nullptr;
-
-}  // namespace
-
 OpenCall::OpenCall(const Identity& comm, const Operation* op)
-    : comm_(comm), op_(op), outer_(innermostCall) {
-  innermostCall = this;
-}
+    : comm_(comm), op_(op), outer_(std::exchange(innermost_, this)) {}
 
 OpenCall::~OpenCall() {
-  innermostCall = outer_;
+  innermost_ = outer_;
   for (auto& body : afterwards_) {
-    try {
-      body();
-    } catch (const std::exception&) {
-    }
+    attempt(body);
   }
-}
-
-OpenCall::Handlers::Handlers() : outer_(handledCall) {
-  handledCall = innermostCall;
-}
-
-OpenCall::Handlers::~Handlers() {
-  handledCall = outer_;
 }
 
 OpenCall* OpenCall::around(const Identity& comm) {
   OpenCall* outermost = nullptr;
-  for (auto* call = handledCall; call != nullptr; call = call->outer_) {
+  for (auto* call = handled_; call != nullptr; call = call->outer_) {
     outermost = &call->comm_ == &comm ? call : outermost;
   }
   return outermost;
 }
 
 void OpenCall::refuse(const Identity& comm, const char* what) {
-  const auto* const call = handledCall == nullptr ? nullptr : around(comm);
-  if (call != nullptr) {
+  if (const auto* const call = around(comm)) {
     const auto name = call->op_ == nullptr ? "the end of the group" : describe(*call->op_);
     refuseIn(comm.group(), comm.rank(), name, what);
   }

@@ -1,6 +1,8 @@
 // A thread's unfinished calls, for the handlers of signals, which run inside them.
 #pragma once
 
+#include <c10/util/ScopeExit.h>
+
 #include <functional>
 #include <string>
 #include <utility>
@@ -24,17 +26,11 @@ class OpenCall {
   OpenCall(const OpenCall&) = delete;
   OpenCall& operator=(const OpenCall&) = delete;
 
-  // While an object of this class exists, handlers of signals run in its thread.
-  class Handlers {
-   public:
-    Handlers();
-    ~Handlers();
-    Handlers(const Handlers&) = delete;
-    Handlers& operator=(const Handlers&) = delete;
-
-   private:
-    OpenCall* const outer_;
-  };
+  // While the result exists, handlers of signals run in the calling thread.
+  [[nodiscard]] static auto handling() {
+    return c10::make_scope_exit(
+        [outer = std::exchange(handled_, innermost_)] { handled_ = outer; });
+  }
 
   // Returns the outermost call in `comm` that a running handler has interrupted, or null.
   static OpenCall* around(const Identity& comm);
@@ -52,6 +48,10 @@ class OpenCall {
   void afterwards(std::function<void()> body) { afterwards_.push_back(std::move(body)); }
 
  private:
+  static inline thread_local OpenCall* innermost_ = nullptr;
+  // Innermost call that a running handler has interrupted, or null.
+  static inline thread_local OpenCall* handled_ = nullptr;
+
   const Identity& comm_;
   const Operation* const op_;
   OpenCall* const outer_;

@@ -48,9 +48,6 @@ decltype(auto) withParamComms(
 // ProcessGroupNCCL.
 inline void recordMessages(
     const Communicator& comm, const std::vector<PreparedOp>& messages, uint64_t seq) {
-  if (C10_LIKELY(!at::hasCallbacks())) {
-    return;
-  }
   for (const auto& message : messages) {
     auto op = message.op;
     op.seq = seq++;

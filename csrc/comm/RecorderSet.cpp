@@ -1,6 +1,7 @@
 #include "comm/RecorderSet.hpp"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "comm/Identity.hpp"
@@ -40,8 +41,7 @@ bool RecorderSet::add(std::shared_ptr<FlightRecorder> recorder) {
   if (const auto now = recorders_.load()) {
     *all = *now;
   }
-  const auto same = [&](const RecorderGroup& recorded) { return recorded.recorder == recorder; };
-  if (std::any_of(all->begin(), all->end(), same)) {
+  if (std::ranges::count(*all, recorder, &RecorderGroup::recorder) > 0) {
     return false;
   }
   const auto& known = self_.group();
@@ -85,26 +85,23 @@ void RecorderSet::record(PreparedOp& call) {
       std::move(recorders), source == nullptr ? nullptr : source->capture());
   // If operations are queued, their start is unknown.
   const bool started = !op.async && !self_.queues() && library_.ready();
-  const auto addMessage = [&](const PreparedOp& message, uint64_t seq) {
+  const auto messages = call.isMessage() ? std::span<const PreparedOp>(&call, 1) : call.parts;
+  const bool batched = !call.parts.empty() || op.batched;
+  auto seq = op.seq;
+  for (const auto& message : messages) {
     const bool sends = message.op.kind == OpKind::send;
-    const bool batched = !call.parts.empty() || op.batched;
+    const auto batch = batched ? op.seq : MessageBatch::first(seq);
     recording->add(
-        {.seq = seq,
+        {.seq = seq++,
          .inputs = message.inputs,
          .outputs = message.outputs,
          .timeout = op.timeout,
          .direction = sends ? OpRecord::Direction::send : OpRecord::Direction::receive,
          .peer = message.op.peer,
          .started = started,
-         .details = {.tag = message.op.tag, .batch = batched ? op.seq : MessageBatch::first(seq)}});
-  };
-  if (call.isMessage()) {
-    addMessage(call, op.seq);
-  } else if (!call.parts.empty()) {
-    for (size_t i = 0; i < call.parts.size(); ++i) {
-      addMessage(call.parts[i], op.seq + i);
-    }
-  } else {
+         .details = {.tag = message.op.tag, .batch = batch}});
+  }
+  if (messages.empty()) {
     const bool oneSided = isPointToPoint(op.kind);
     recording->add(
         {.op = what,
@@ -136,9 +133,7 @@ void RecorderSet::dump(Observer& observer) {
   const auto recorder = process_recorder::get();
   const auto recorders = recorders_.load();
   if (!recorder || !recorders ||
-      std::none_of(recorders->begin(), recorders->end(), [&](const RecorderGroup& recorded) {
-        return recorded.recorder == recorder;
-      })) {
+      std::ranges::count(*recorders, recorder, &RecorderGroup::recorder) == 0) {
     return;
   }
   // A second caller waits for the first dump, which has a time limit.

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "base/Mutex.hpp"
@@ -16,8 +18,22 @@ class SignalSlots {
   explicit SignalSlots(int count) : used_(count) {}
 
   // Takes and returns the first free sigIdx. Raises RuntimeError if none is free.
-  int take(const c10::Device& device);
-  void give(int index);
+  int take(const c10::Device& device) {
+    LockGuard lock(mutex_);
+    const auto free = std::find(used_.begin(), used_.end(), false);
+    TORCH_CHECK(
+        free != used_.end(), "tensor_register: ", used_.size(),
+        " windows of this communicator have a tensor registered, which is the most",
+        device.is_cpu() ? ""
+                        : " on a GPU, since NCCL counts the signals of a communicator together",
+        "; deregister one, or make the window on a communicator of split()");
+    *free = true;
+    return static_cast<int>(free - used_.begin());
+  }
+  void give(int index) {
+    LockGuard lock(mutex_);
+    used_[index] = false;
+  }
 
  private:
   Mutex mutex_;

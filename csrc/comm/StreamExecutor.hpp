@@ -43,11 +43,9 @@ class StreamExecutor final : public Executor {
   void await(Work& work, Milliseconds timeout, bool onHost) override;
   void awaitInStream(Work& work) override;
   void drain(Milliseconds messages) override;
-  std::vector<c10::Device> outputDevices() const override { return {device_.device()}; }
   void setBlockingWait(bool blocking) override {
     blockingWait_.store(blocking, std::memory_order_relaxed);
   }
-  bool blockingWait() const override { return blockingWait_.load(std::memory_order_relaxed); }
   AcceleratorDevice* accelerator() const override { return &device_; }
 
   // Records the end of an operation that its stream has passed, and finishes the operation in a

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/ExitGuard.hpp"
+#include "base/Thread.hpp"
 #include "comm/DeferredOps.hpp"
 #include "comm/FailureState.hpp"
 #include "comm/Flight.hpp"
@@ -271,11 +272,7 @@ void Watchdog::apart(std::function<void()> body) {
   try {
     Monitor::get().runDetached(
         [unfinished = ExitGuard(), self = self_.keepAlive(), this, body = std::move(body)] {
-          try {
-            body();
-          } catch (...) {
-            // Out of memory while describing a failure; a later round of the monitor tries again.
-          }
+          attempt(body);  // if it fails for lack of memory, a later round tries again
           explaining_ = false;
         });
   } catch (...) {

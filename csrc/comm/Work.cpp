@@ -77,20 +77,10 @@ int Work::sourceRank() const {
   TORCH_CHECK(
       operation().kind == OpKind::recv, name(operation().kind),
       ": only a receive has a source rank");
-  std::lock_guard lock(mutex_);
+  const int rank = source();
   TORCH_CHECK(
-      source_ >= 0,
-      "recv: the source rank is known when the message has arrived; call wait() first");
-  return source_;
-}
-
-std::vector<at::Tensor> Work::result() {
-  std::lock_guard lock(mutex_);
-  return outputs_;
-}
-
-void Work::synchronize() {
-  wait(kNoTimeout);
+      rank >= 0, "recv: the source rank is known when the message has arrived; call wait() first");
+  return rank;
 }
 
 void Work::blockCurrentStream() {
@@ -100,10 +90,6 @@ void Work::blockCurrentStream() {
 bool Work::wait(std::chrono::milliseconds timeout) {
   wait(timeout, /*onHost=*/false);
   return true;
-}
-
-void Work::waitOnHost(std::chrono::milliseconds timeout) {
-  wait(timeout, /*onHost=*/true);
 }
 
 void Work::wait(std::chrono::milliseconds timeout, bool onHost) {
@@ -126,8 +112,12 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
   {
     std::lock_guard lock(mutex_);
     if (!future_) {
+      std::vector<c10::Device> devices;  // of the outputs; none for host memory
+      if (comm_->queues()) {
+        devices.push_back(comm_->device());
+      }
       future_ = c10::make_intrusive<c10::ivalue::Future>(
-          c10::ListType::create(c10::TensorType::get()), comm_->executor().outputDevices());
+          c10::ListType::create(c10::TensorType::get()), std::move(devices));
     }
   }
   comm_->deferred().wake();
@@ -169,33 +159,6 @@ float Work::getDuration() const {
   return Duration(finished_ - started_).count();
 }
 
-uint64_t Work::getSequencenumber() const {
-  return operation().seq;
-}
-
-std::chrono::milliseconds Work::getTimeout() const {
-  return operation().timeout;
-}
-
-void Work::setStarted(Clock::time_point at) {
-  std::lock_guard lock(mutex_);
-  started_ = at;
-}
-
-void Work::setSource(int rank) {
-  std::lock_guard lock(mutex_);
-  source_ = rank;
-}
-
-int Work::source() const {
-  std::lock_guard lock(mutex_);
-  return source_;
-}
-
-void Work::setTimed(bool timed) {
-  timed_ = timed;
-}
-
 void Work::assign(Operation op, std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs) {
   std::lock_guard lock(mutex_);
   assigned_ = std::move(op);
@@ -229,11 +192,6 @@ void Work::depart(std::shared_ptr<Flight> flight) {
   }
   flight_ = std::move(flight);
   inputs.swap(inputs_);
-}
-
-std::shared_ptr<Flight> Work::flight() const {
-  std::lock_guard lock(mutex_);
-  return flight_;
 }
 
 void Work::release_resources() {
@@ -326,16 +284,6 @@ void Work::completeFutures() {
       future->markCompleted(at::IValue(outputs));
     }
   }
-}
-
-Clock::time_point Work::started() const {
-  std::lock_guard lock(mutex_);
-  return started_;
-}
-
-Clock::time_point Work::finished() const {
-  std::lock_guard lock(mutex_);
-  return finished_;
 }
 
 }  // namespace torchcomms_pg

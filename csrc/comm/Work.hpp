@@ -38,9 +38,9 @@ class Work final : public latest::Work {
   // Returns the rank that a message came from.
   int sourceRank() const override;
 
-  std::vector<at::Tensor> result() override;
+  std::vector<at::Tensor> result() override { return get(outputs_); }
 
-  void synchronize() override;
+  void synchronize() override { wait(kNoTimeout); }
 
   // Waits until the operation has finished, and raises its error, if any. If the timeout passes
   // first, the communicator fails, since an operation that runs cannot be withdrawn. On an
@@ -49,7 +49,7 @@ class Work final : public latest::Work {
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
 
   // Does the same as wait(), but the calling thread waits, even on an accelerator.
-  void waitOnHost(std::chrono::milliseconds timeout);
+  void waitOnHost(std::chrono::milliseconds timeout) { wait(timeout, /*onHost=*/true); }
 
   void blockCurrentStream() override;
 
@@ -67,9 +67,9 @@ class Work final : public latest::Work {
   // enabled before the operation.
   float getDuration() const override;
 
-  uint64_t getSequencenumber() const override;
+  uint64_t getSequencenumber() const override { return operation().seq; }
 
-  std::chrono::milliseconds getTimeout() const override;
+  std::chrono::milliseconds getTimeout() const override { return operation().timeout; }
 
   // Returns the operation. It never changes, except once for a batch, at its launch.
   const Operation& operation() const { return *op_.load(std::memory_order_acquire); }
@@ -79,10 +79,16 @@ class Work final : public latest::Work {
 
   // Functions for the communicator. finish() has an effect once; completeFutures() runs the
   // callbacks of the futures, which may take time and locks.
-  void setStarted(Clock::time_point at);
-  void setSource(int rank);
-  int source() const;  // -1 if unknown
-  void setTimed(bool timed);
+  void setStarted(Clock::time_point at) {
+    std::lock_guard lock(mutex_);
+    started_ = at;
+  }
+  void setSource(int rank) {
+    std::lock_guard lock(mutex_);
+    source_ = rank;
+  }
+  int source() const { return get(source_); }  // -1 if unknown
+  void setTimed(bool timed) { timed_ = timed; }
   bool timed() const { return timed_; }
   // Sets whom finish() notifies, or null. Call before the operation is launched.
   void setObserver(std::shared_ptr<EndObserver> observer) { observer_ = std::move(observer); }
@@ -91,7 +97,7 @@ class Work final : public latest::Work {
   // Records that the operation is in a stream of an accelerator, or in a graph.
   void depart(std::shared_ptr<Flight> flight);
   // Returns null until depart().
-  std::shared_ptr<Flight> flight() const;
+  std::shared_ptr<Flight> flight() const { return get(flight_); }
   // Returns the time since the operation started, or 0 if that is unknown.
   Clock::duration elapsed() const;
   bool done() const { return done_.load(std::memory_order_acquire); }
@@ -112,14 +118,19 @@ class Work final : public latest::Work {
     waiting_.fetch_add(1);
     return c10::make_scope_exit([this] { waiting_.fetch_sub(1); });
   }
-  Clock::time_point started() const;
-  Clock::time_point finished() const;
+  Clock::time_point started() const { return get(started_); }
+  Clock::time_point finished() const { return get(finished_); }
 
   // Drops what only users need. Called when the last strong reference is gone; a Flight may still
   // hold a weak reference.
   void release_resources() override;
 
  private:
+  template <class Field>
+  Field get(const Field& field) const {
+    std::lock_guard lock(mutex_);
+    return field;
+  }
   void wait(std::chrono::milliseconds timeout, bool onHost);
   // Ends the operation's range in a profile. Call with the lock held.
   void endRange();

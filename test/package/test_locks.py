@@ -18,6 +18,7 @@ OTHERS = {
     "handle/CommHandle.cpp": "waits for a mutex with a time limit",
     "handle/CommHandle.hpp": "waits for a mutex with a time limit",
     "comm/Work.cpp": "c10d::Work has the mutex",
+    "comm/Work.hpp": "c10d::Work has the mutex",
 }
 
 # Mutexes that guard no data.
