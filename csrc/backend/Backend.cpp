@@ -60,7 +60,7 @@ Backend::Backend(
       {store, rank, size, describeGroup(*options_), members_, options_->timeout,
        peersOfOtherGroups()},
       options_->connectGloo, &peers));
-  cpu()->failureState().setEndsProcess(options_->ends(cpu()->device()));
+  configure(*cpu());
   peers_ = std::move(peers);
   start();
   LockGuard lock(peerRegistry().mutex);
@@ -75,8 +75,7 @@ Backend::Backend(
       store_(std::move(store)),
       members_(members()) {
   for (const auto& comm : comms) {
-    comm->executor().setBlockingWait(options_->blockingWait);
-    comm->failureState().setEndsProcess(options_->ends(comm->device()));
+    configure(*comm);
     keep(comm);
   }
   start();
@@ -84,34 +83,30 @@ Backend::Backend(
 
 Backend::Backend(CommPtr comm, c10::intrusive_ptr<GroupOptions> options)
     : latest::Backend(comm->rank(), comm->size()), options_(std::move(options)), borrowed_(true) {
-  keep(std::move(comm));
+  keep(comm);
   start();
 }
 
-void Backend::keep(CommPtr comm) {
+bool Backend::keep(const CommPtr& comm, std::optional<uint64_t> before) {
   LockGuard lock(communicatorsMutex_);
-  addLocked(std::move(comm));
-}
-
-bool Backend::keepUnlessEnded(const CommPtr& comm, uint64_t before) {
-  LockGuard lock(communicatorsMutex_);
-  if (ends_ != before) {
+  if (before && ends_ != *before) {
     return false;
   }
-  addLocked(comm);
+  const auto device = comm->device();
+  if (device.is_cpu()) {
+    cpu_ = comm;
+  } else if (const auto& pair = comm->pair(); !pair.empty()) {
+    const int peer = pair.front() == comm->rank() ? pair.back() : pair.front();
+    pairs_[{device.index(), peer}] = comm;
+  } else {
+    accelerators_.push_back(comm);
+  }
   return true;
 }
 
-void Backend::addLocked(CommPtr comm) {
-  const auto device = comm->device();
-  if (device.is_cpu()) {
-    cpu_ = std::move(comm);
-  } else if (const auto& pair = comm->pair(); !pair.empty()) {
-    const int peer = pair.front() == comm->rank() ? pair.back() : pair.front();
-    pairs_[{device.index(), peer}] = std::move(comm);
-  } else {
-    accelerators_.push_back(std::move(comm));
-  }
+void Backend::configure(Communicator& comm) const {
+  comm.executor().setBlockingWait(options_->blockingWait);
+  comm.failureState().setEndsProcess(options_->ends(comm.device()));
 }
 
 Backend::~Backend() {
@@ -126,8 +121,7 @@ void Backend::detach() {
     return;
   }
   for (const auto& comm : communicators()) {
-    comm->groupHooks().setEnd(nullptr);
-    comm->groupHooks().setFailed(nullptr);
+    comm->groupHooks().set(nullptr, nullptr);
   }
   letObserverGo();
 }
@@ -165,10 +159,10 @@ std::vector<Peer> Backend::peersOfOtherGroups() const {
       }
     }
   }
-  std::vector<Peer> peers;
   if (known.empty()) {
-    return peers;
+    return {};
   }
+  std::vector<Peer> peers;
   for (const auto rank : globalRanks()) {
     peers.push_back(known[rank]);
   }
@@ -295,7 +289,7 @@ Backend::CommPtr Backend::communicator(
   if (auto comm = known()) {
     return comm;
   }
-  const auto before = ends();
+  const auto before = ends_.load();
   const auto creating = holdCreation(what);
   if (auto comm = known()) {
     return comm;
@@ -318,7 +312,7 @@ LongLock::Held Backend::holdCreation(const char* what, bool hurry) NO_THREAD_SAF
       },
       [&] {
         if (hurry) {
-          noteEnd();
+          ++ends_;
         }
       });
 }
@@ -339,7 +333,7 @@ Backend::CommPtr Backend::newCommunicator(
     at::Device device, std::optional<int> peer, uint64_t before) {
   auto store = c10::make_intrusive<c10d::PrefixStore>("accelerator", store_);
   const auto proceed = [&] {
-    if (ends() != before) {
+    if (ends_ != before) {
       failInit(
           options_->group_name,
           "the group was ended on rank " + std::to_string(getRank()) +
@@ -358,9 +352,8 @@ Backend::CommPtr Backend::newCommunicator(
       .peer = peer.value_or(-1),
       .proceed = proceed};
   auto comm = connect(info, device, options_->accelerator);
-  comm->executor().setBlockingWait(options_->blockingWait);
-  comm->failureState().setEndsProcess(options_->ends(comm->device()));
-  if (!keepUnlessEnded(comm, before)) {
+  configure(*comm);
+  if (!keep(comm, before)) {
     comm->retire("the end of the group");
     proceed();
   }
@@ -381,12 +374,7 @@ std::string Backend::members() const {
 }
 
 std::vector<int64_t> Backend::globalRanks() const {
-  std::vector<int64_t> ranks(
-      options_->global_ranks_in_group.begin(), options_->global_ranks_in_group.end());
-  for (int rank = static_cast<int>(ranks.size()); rank < getSize(); ++rank) {
-    ranks.push_back(rank);
-  }
-  return ranks;
+  return describeGroup(*options_).ranks(getSize());
 }
 
 uint64_t Backend::getSequenceNumberForGroup() {
@@ -451,11 +439,6 @@ int64_t Backend::commPtr() {
   return reinterpret_cast<int64_t>(comm->joining().handle());
 }
 
-uint64_t Backend::nextUid() {
-  static std::atomic<uint64_t> next{0};
-  return next++;
-}
-
 void Backend::enableCollectivesTiming() {
   timing_.store(true, std::memory_order_relaxed);
   for (const auto& comm : communicators()) {
@@ -489,28 +472,15 @@ void Backend::waitForPendingWorks() {
 
 c10d::ErrorType Backend::getError() {
   for (const auto& comm : communicators()) {
-    if (const auto error = comm->failureState().type(); error != c10d::ErrorType::SUCCESS) {
-      return error;
+    if (const auto failure = comm->failureState().get()) {
+      return failure->type;
     }
   }
   return c10d::ErrorType::SUCCESS;
 }
 
-void Backend::noteEnd() {
-  if (!process_.isThis()) {
-    return;  // a thread of the parent may have held the lock at the fork
-  }
-  LockGuard lock(communicatorsMutex_);
-  ++ends_;
-}
-
-uint64_t Backend::ends() const {
-  LockGuard lock(communicatorsMutex_);
-  return ends_;
-}
-
 void Backend::abort() {
-  noteEnd();
+  ++ends_;
   const auto all = communicators();
   for (const auto& comm : all) {
     comm->failureState().failBy("abort()");
@@ -526,7 +496,7 @@ void Backend::shutdown() {
     return;
   }
   closed_ = true;
-  noteEnd();
+  ++ends_;
   std::exception_ptr first;
   forgetPeers();
   for (const auto& comm : communicators()) {

@@ -22,6 +22,12 @@
 
 namespace torchcomms_pg {
 
+// Returns the options of an operation that c10d gives.
+inline Communicator::Options optionsOf(bool async, Milliseconds timeout) {
+  const bool unset = timeout == c10d::kUnsetTimeout;
+  return {.async = async, .timeout = unset ? std::nullopt : std::optional(timeout)};
+}
+
 // Implements c10d::Backend. CPU tensors go over shared memory, and over Gloo between hosts. Tensors
 // of an accelerator go over a communicator for their device. The first such tensor makes the
 // communicator, which is collective over the group. Behaves like ProcessGroupNCCL in the functions
@@ -192,22 +198,18 @@ class Backend final : public latest::Backend {
   // once.
   void detach();
   void letObserverGo();
-  void installAbortHooks(Communicator& comm) const REQUIRES(hooksMutex_);
-  void installEndHook(Communicator& comm) const REQUIRES(hooksMutex_);
+  void installGroupHooks(Communicator& comm) const REQUIRES(hooksMutex_);
   void installNanCheck(Communicator& comm) REQUIRES(hooksMutex_);
   // Chooses the communicator by the tensor's device.
   CommPtr route(const char* what, const at::Tensor& tensor);
   // Does the same for a message to or from `peer`, alone or in a batch.
   CommPtr routeMessage(const char* what, const at::Tensor& tensor, int peer);
   bool inBatch();
-  // Adds a communicator to those that route() and communicator() find.
-  void keep(CommPtr comm);
-  // Does so unless the group has been ended since ends() was `before`. Returns whether it did.
-  bool keepUnlessEnded(const CommPtr& comm, uint64_t before);
-  void addLocked(CommPtr comm) REQUIRES(communicatorsMutex_);
-  // Fails a rendezvous for a device that is under way.
-  void noteEnd();
-  uint64_t ends() const;
+  // Adds a communicator to those that route() and communicator() find, unless the group has been
+  // ended since `ends_` was `before`. Returns whether it did.
+  bool keep(const CommPtr& comm, std::optional<uint64_t> before = std::nullopt);
+  // Applies the group's options to a communicator that it has made.
+  void configure(Communicator& comm) const;
   // Takes creation_. Raises RuntimeError if a signal handler calls `what` in the middle of the
   // first operation on an accelerator. `hurry`: fails the rendezvous of another thread that holds
   // the lock.
@@ -225,7 +227,7 @@ class Backend final : public latest::Backend {
   CommPtr barrierCommunicator(const c10d::BarrierOptions& opts);
   // Returns the accelerators' communicators. Raises if none exists.
   std::vector<CommPtr> accelerators(const char* what) const;
-  // Raises CommError if the group has been ended since ends() was `before`.
+  // Raises CommError if the group has been ended since `ends_` was `before`.
   CommPtr newCommunicator(at::Device device, std::optional<int> peer, uint64_t before)
       REQUIRES(creation_);
   void installHooks(Communicator& comm);
@@ -236,11 +238,16 @@ class Backend final : public latest::Backend {
   // raises, drops the calling thread's batch.
   template <class Body>
   WorkPtr issue(const CommPtr& comm, bool async, Body&& body);
-  // Launches all operations that `body` issues as one batch of the kind `parts`, with `inputs`. In
-  // an open batch they become part of that batch.
-  template <class Body>
+  // Does so with a function of `collectives`, on the communicator for `tensor`.
+  template <class Opts, class Collective, class... Args>
+  WorkPtr issue(
+      const char* what, const at::Tensor& tensor, const Opts& opts, Collective collective,
+      const Args&... args);
+  // Launches the operations of the kind `parts` that `each` issues, one for each of `inputs`, as
+  // one batch. In an open batch they become part of that batch.
+  template <class Each>
   WorkPtr together(
-      const CommPtr& comm, bool async, OpKind parts, const TensorList& inputs, Body&& body);
+      const char* what, bool async, OpKind parts, const TensorList& inputs, const Each& each);
   // Copies `opts`, or this group's options if `opts` is null.
   c10::intrusive_ptr<GroupOptions> childOptions(
       const c10::intrusive_ptr<c10d::Backend::Options>& opts, const char* what) const;
@@ -269,9 +276,8 @@ class Backend final : public latest::Backend {
   std::vector<int64_t> globalRanks() const;
   std::string members() const;  // returns the global ranks, as a key
 
-  static uint64_t nextUid();
-
-  const uint64_t uid_ = nextUid();
+  static inline std::atomic<uint64_t> groups_{0};
+  const uint64_t uid_ = groups_++;
   const OwnProcess process_;
   const c10::intrusive_ptr<GroupOptions> options_;
   // Store of the rendezvous. Null if the communicators came from a TorchComm, or from shrinking
@@ -288,8 +294,9 @@ class Backend final : public latest::Backend {
   std::vector<CommPtr> accelerators_ GUARDED_BY(communicatorsMutex_);
   // By device and peer.
   std::map<std::pair<at::DeviceIndex, int>, CommPtr> pairs_ GUARDED_BY(communicatorsMutex_);
-  // Number of calls of abort(), shutdown() and reconfigure().
-  uint64_t ends_ GUARDED_BY(communicatorsMutex_) = 0;
+  // Number of calls of abort(), shutdown() and reconfigure(), each of which fails a rendezvous for
+  // a device that is under way. Incremented before such a call looks for communicators.
+  std::atomic<uint64_t> ends_{0};
   std::atomic<bool> closed_{false};
   std::atomic<bool> timing_{false};
   Mutex batchMutex_ ACQUIRED_BEFORE(communicatorsMutex_);
@@ -310,17 +317,22 @@ class Backend final : public latest::Backend {
   // wait for the GIL while it holds hooksMutex_.
   template <class Hook>
   using Shared = std::shared_ptr<const Hook>;
+  template <class Hook>
+  using SharedById = std::map<int64_t, Shared<Hook>>;
+  // Sets the hook `id`, or removes it if `hook` is null.
+  template <class Hook>
+  void setHook(SharedById<Hook> Backend::* hooks, int64_t id, Shared<Hook> hook);
   Shared<std::function<void(std::shared_ptr<c10d::WorkInfo>)>> onCompletion_
       GUARDED_BY(hooksMutex_);
   bool nanCheck_ GUARDED_BY(hooksMutex_) = false;
   std::vector<std::pair<std::weak_ptr<Hooks>, Hooks::Id>> nanChecks_ GUARDED_BY(hooksMutex_);
-  std::map<int64_t, Shared<latest::AbortHook>> abortHooks_ GUARDED_BY(hooksMutex_);
+  SharedById<latest::AbortHook> abortHooks_ GUARDED_BY(hooksMutex_);
   LongLock reconfiguration_;  // held during reconfigure()
   // uuids of all calls of reconfigure().
   std::set<int64_t> uuids_ GUARDED_BY(reconfiguration_);
   const std::string handle_ = newHandle(getRank());
   static std::string newHandle(int rank);
-  std::map<int64_t, Shared<latest::CompletionHook>> hooksOfCompletion_ GUARDED_BY(hooksMutex_);
+  SharedById<latest::CompletionHook> hooksOfCompletion_ GUARDED_BY(hooksMutex_);
 };
 
 }  // namespace torchcomms_pg

@@ -14,12 +14,12 @@ namespace {
 
 template <class Opts>
 Communicator::Options options(const Opts& opts) {
-  Communicator::Options result;
-  result.async = opts.asyncOp;
-  if (opts.timeout != c10d::kUnsetTimeout) {
-    result.timeout = opts.timeout;
-  }
-  return result;
+  return optionsOf(opts.asyncOp, opts.timeout);
+}
+
+template <class Opts>
+int rootOf(const Opts& opts) {
+  return static_cast<int>(opts.rootRank);
 }
 
 template <class List>
@@ -49,12 +49,9 @@ Failure toGlooMessage(Failure failure, int rank, bool allRanks, const c10d::Barr
   } else if (opts.timeout.count() == 0) {
     text << "Rank 0 timed out in monitoredBarrier after 0 ms. ";
   } else {
-    const size_t named = allRanks ? missing.size() : 1;
-    text << (named > 1 ? "Ranks " : "Rank ");
-    for (size_t i = 0; i < named; ++i) {
-      text << (i > 0 ? ", " : "") << missing[i];
-    }
-    text << " failed to pass monitoredBarrier. ";
+    const bool several = allRanks && missing.size() > 1;
+    text << (several ? "Ranks " + joinRanks(missing) : "Rank " + std::to_string(missing.front()))
+         << " failed to pass monitoredBarrier. ";
   }
   failure.message = text.str() + failure.message;
   return failure;
@@ -76,25 +73,34 @@ Backend::WorkPtr Backend::issue(const CommPtr& comm, bool async, Body&& body) {
   }
 }
 
-template <class Body>
+template <class Opts, class Collective, class... Args>
+C10_ALWAYS_INLINE Backend::WorkPtr Backend::issue(
+    const char* what, const at::Tensor& tensor, const Opts& opts, Collective collective,
+    const Args&... args) {
+  const auto comm = route(what, tensor);
+  return issue(comm, opts.asyncOp, [&] { return collective(*comm, options(opts), args...); });
+}
+
+template <class Each>
 Backend::WorkPtr Backend::together(
-    const CommPtr& comm, bool async, OpKind parts, const TensorList& inputs, Body&& body) {
+    const char* what, bool async, OpKind parts, const TensorList& inputs, const Each& each) {
+  const auto comm = route(what, inputs.front());
   return issue(comm, async, [&]() -> WorkPtr {
-    if (comm->batches().open()) {
-      return body();
+    const bool joins = comm->batches().open();
+    if (!joins) {
+      comm->batches().start(parts, inputs);
     }
-    comm->batches().start(parts, inputs);
-    body();
-    return comm->batches().end();
+    WorkPtr last;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      last = each(*comm, i);
+    }
+    return joins ? last : WorkPtr(comm->batches().end());
   });
 }
 
 Backend::WorkPtr Backend::broadcast(TensorList& tensors, const c10d::BroadcastOptions& opts) {
   const auto& tensor = single("broadcast", "tensors", tensors);
-  const auto comm = route("broadcast", tensor);
-  return issue(comm, opts.asyncOp, [&] {
-    return collectives::broadcast(*comm, options(opts), tensor, static_cast<int>(opts.rootRank));
-  });
+  return issue("broadcast", tensor, opts, collectives::broadcast, tensor, rootOf(opts));
 }
 
 Backend::WorkPtr Backend::allreduce(TensorList& tensors, const c10d::AllreduceOptions& opts) {
@@ -102,169 +108,122 @@ Backend::WorkPtr Backend::allreduce(TensorList& tensors, const c10d::AllreduceOp
   if (tensor.is_sparse()) {
     return allreduce_sparse(tensors, opts);
   }
-  const auto comm = route("all_reduce", tensor);
-  return issue(comm, opts.asyncOp, [&] {
-    return collectives::allReduce(*comm, options(opts), tensor, tensor, opts.reduceOp);
-  });
+  return issue("all_reduce", tensor, opts, collectives::allReduce, tensor, tensor, opts.reduceOp);
 }
 
 Backend::WorkPtr Backend::allreduce_coalesced(
     TensorList& tensors, const c10d::AllreduceCoalescedOptions& opts) {
-  sameLength("all_reduce_coalesced", tensors.size(), tensors.size());
-  const auto comm = route("all_reduce_coalesced", tensors.front());
-  return together(comm, opts.asyncOp, OpKind::allReduce, tensors, [&] {
-    WorkPtr last;
-    for (const auto& tensor : tensors) {
-      last = collectives::allReduce(*comm, options(opts), tensor, tensor, opts.reduceOp);
-    }
-    return last;
+  constexpr const char* kWhat = "all_reduce_coalesced";
+  sameLength(kWhat, tensors.size(), tensors.size());
+  return together(kWhat, opts.asyncOp, OpKind::allReduce, tensors, [&](auto& comm, size_t i) {
+    return collectives::allReduce(comm, options(opts), tensors[i], tensors[i], opts.reduceOp);
   });
 }
 
 Backend::WorkPtr Backend::reduce(TensorList& tensors, const c10d::ReduceOptions& opts) {
   const auto& tensor = single("reduce", "tensors", tensors);
-  const auto comm = route("reduce", tensor);
-  return issue(comm, opts.asyncOp, [&] {
-    return collectives::reduce(
-        *comm, options(opts), tensor, static_cast<int>(opts.rootRank), opts.reduceOp);
-  });
+  return issue("reduce", tensor, opts, collectives::reduce, tensor, rootOf(opts), opts.reduceOp);
 }
 
 Backend::WorkPtr Backend::allgather(
     std::vector<TensorList>& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) {
   const auto& input = single("all_gather", "tensors", inputs);
   const auto& output = single("all_gather", "tensor lists", outputs);
-  const auto comm = route("all_gather", input);
-  return issue(comm, opts.asyncOp, [&] {
-    return collectives::allGather(*comm, options(opts), output, input);
-  });
+  return issue("all_gather", input, opts, collectives::allGather, output, input);
 }
 
 Backend::WorkPtr Backend::all_gather_single(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
-  const auto comm = route("all_gather_single", input);
-  return issue(comm, opts.asyncOp, [&] {
-    return collectives::allGatherSingle(*comm, options(opts), output, input);
-  });
+  return issue("all_gather_single", input, opts, collectives::allGatherSingle, output, input);
 }
 
 Backend::WorkPtr Backend::allgather_coalesced(
     std::vector<TensorList>& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) {
+  constexpr const char* kWhat = "all_gather_coalesced";
   // Fills outputs[rank][i] with inputs[i] of that rank, as Gloo does.
   TORCH_CHECK_VALUE(
-      outputs.size() == static_cast<size_t>(getSize()), "all_gather_coalesced: output lists for ",
+      outputs.size() == static_cast<size_t>(getSize()), kWhat, ": output lists for ",
       outputs.size(), " ranks were given, wanted ", getSize());
   for (const auto& list : outputs) {
-    sameLength("all_gather_coalesced", list.size(), inputs.size());
+    sameLength(kWhat, list.size(), inputs.size());
   }
-  const auto comm = route("all_gather_coalesced", inputs.front());
-  return together(comm, opts.asyncOp, OpKind::allGather, inputs, [&] {
-    WorkPtr last;
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      TensorList ofRanks;
-      for (const auto& list : outputs) {
-        ofRanks.push_back(list[i]);
-      }
-      last = collectives::allGather(*comm, options(opts), ofRanks, inputs[i]);
+  return together(kWhat, opts.asyncOp, OpKind::allGather, inputs, [&](auto& comm, size_t i) {
+    TensorList ofRanks;
+    for (const auto& list : outputs) {
+      ofRanks.push_back(list[i]);
     }
-    return last;
+    return collectives::allGather(comm, options(opts), ofRanks, inputs[i]);
   });
 }
 
 Backend::WorkPtr Backend::all_gather_single_coalesced(
     TensorList& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) {
-  sameLength("all_gather_single_coalesced", outputs.size(), inputs.size());
-  const auto comm = route("all_gather_single_coalesced", inputs.front());
-  return together(comm, opts.asyncOp, OpKind::allGatherSingle, inputs, [&] {
-    WorkPtr last;
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      last = collectives::allGatherSingle(*comm, options(opts), outputs[i], inputs[i]);
-    }
-    return last;
+  constexpr const char* kWhat = "all_gather_single_coalesced";
+  sameLength(kWhat, outputs.size(), inputs.size());
+  return together(kWhat, opts.asyncOp, OpKind::allGatherSingle, inputs, [&](auto& comm, size_t i) {
+    return collectives::allGatherSingle(comm, options(opts), outputs[i], inputs[i]);
   });
 }
 
 Backend::WorkPtr Backend::gather(
     std::vector<TensorList>& outputs, TensorList& inputs, const c10d::GatherOptions& opts) {
   const auto& input = single("gather", "tensors", inputs);
-  const auto comm = route("gather", input);
-  return issue(comm, opts.asyncOp, [&] {
-    // Ranks other than the root pass no list, or an empty one.
-    const auto& output = outputs.empty() ? TensorList() : single("gather", "gather_list", outputs);
-    return collectives::gather(
-        *comm, options(opts), output, input, static_cast<int>(opts.rootRank));
-  });
+  // Ranks other than the root pass no list, or an empty one.
+  const auto& output = outputs.empty() ? TensorList() : single("gather", "gather_list", outputs);
+  return issue("gather", input, opts, collectives::gather, output, input, rootOf(opts));
 }
 
 Backend::WorkPtr Backend::gather_single(
     at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) {
-  const auto comm = route("gather_single", input);
-  return issue(comm, opts.asyncOp, [&] {
-    return collectives::gatherSingle(
-        *comm, options(opts), output, input, static_cast<int>(opts.rootRank));
-  });
+  return issue(
+      "gather_single", input, opts, collectives::gatherSingle, output, input, rootOf(opts));
 }
 
 Backend::WorkPtr Backend::scatter(
     TensorList& outputs, std::vector<TensorList>& inputs, const c10d::ScatterOptions& opts) {
   const auto& output = single("scatter", "tensors", outputs);
-  const auto comm = route("scatter", output);
-  return issue(comm, opts.asyncOp, [&] {
-    const auto& input = inputs.empty() ? TensorList() : single("scatter", "scatter_list", inputs);
-    return collectives::scatter(
-        *comm, options(opts), output, input, static_cast<int>(opts.rootRank));
-  });
+  const auto& input = inputs.empty() ? TensorList() : single("scatter", "scatter_list", inputs);
+  return issue("scatter", output, opts, collectives::scatter, output, input, rootOf(opts));
 }
 
 Backend::WorkPtr Backend::reduce_scatter(
     TensorList& outputs, std::vector<TensorList>& inputs, const c10d::ReduceScatterOptions& opts) {
   const auto& output = single("reduce_scatter", "tensors", outputs);
   const auto& input = single("reduce_scatter", "input lists", inputs);
-  const auto comm = route("reduce_scatter", output);
-  return issue(comm, opts.asyncOp, [&] {
-    return collectives::reduceScatter(*comm, options(opts), output, input, opts.reduceOp);
-  });
+  return issue(
+      "reduce_scatter", output, opts, collectives::reduceScatter, output, input, opts.reduceOp);
 }
 
 Backend::WorkPtr Backend::reduce_scatter_single(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
-  const auto comm = route("reduce_scatter_single", input);
-  return issue(comm, opts.asyncOp, [&] {
-    return collectives::reduceScatterSingle(*comm, options(opts), output, input, opts.reduceOp);
-  });
+  return issue(
+      "reduce_scatter_single", input, opts, collectives::reduceScatterSingle, output, input,
+      opts.reduceOp);
 }
 
 Backend::WorkPtr Backend::reduce_scatter_single_coalesced(
     TensorList& outputs, TensorList& inputs, const c10d::ReduceScatterOptions& opts) {
-  sameLength("reduce_scatter_single_coalesced", outputs.size(), inputs.size());
-  const auto comm = route("reduce_scatter_single_coalesced", inputs.front());
-  return together(comm, opts.asyncOp, OpKind::reduceScatterSingle, inputs, [&] {
-    WorkPtr last;
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      last = collectives::reduceScatterSingle(
-          *comm, options(opts), outputs[i], inputs[i], opts.reduceOp);
-    }
-    return last;
+  constexpr const char* kWhat = "reduce_scatter_single_coalesced";
+  sameLength(kWhat, outputs.size(), inputs.size());
+  constexpr auto kParts = OpKind::reduceScatterSingle;
+  return together(kWhat, opts.asyncOp, kParts, inputs, [&](auto& comm, size_t i) {
+    return collectives::reduceScatterSingle(
+        comm, options(opts), outputs[i], inputs[i], opts.reduceOp);
   });
 }
 
 Backend::WorkPtr Backend::all_to_all_single(
     at::Tensor& output, at::Tensor& input, std::vector<int64_t>& outputSplits,
     std::vector<int64_t>& inputSplits, const c10d::AllToAllOptions& opts) {
-  const auto comm = route("all_to_all_single", input);
-  return issue(comm, opts.asyncOp, [&] {
-    return collectives::allToAllSingle(
-        *comm, options(opts), output, input, outputSplits, inputSplits);
-  });
+  return issue(
+      "all_to_all_single", input, opts, collectives::allToAllSingle, output, input, outputSplits,
+      inputSplits);
 }
 
 Backend::WorkPtr Backend::alltoall(
     TensorList& outputs, TensorList& inputs, const c10d::AllToAllOptions& opts) {
   TORCH_CHECK_VALUE(!inputs.empty(), "all_to_all: input_tensor_list is empty");
-  const auto comm = route("all_to_all", inputs.front());
-  return issue(comm, opts.asyncOp, [&] {
-    return collectives::allToAll(*comm, options(opts), outputs, inputs);
-  });
+  return issue("all_to_all", inputs.front(), opts, collectives::allToAll, outputs, inputs);
 }
 
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {

@@ -54,99 +54,82 @@ void Backend::registerOnCompletionHook(
   onCompletion_ = std::move(shared);
   completionHooks_ = std::move(thread);
   for (const auto& comm : communicators()) {
-    installEndHook(*comm);
+    installGroupHooks(*comm);
   }
   enableCollectivesTiming();
 }
 
 void Backend::installHooks(Communicator& comm) {
   LockGuard lock(hooksMutex_);
-  installEndHook(comm);
+  installGroupHooks(comm);
   if (nanCheck_) {
     installNanCheck(comm);
   }
-  installAbortHooks(comm);
 }
 
-void Backend::installEndHook(Communicator& comm) const {
-  if (!onCompletion_ && hooksOfCompletion_.empty()) {
-    comm.groupHooks().setEnd(nullptr);
-    return;
+void Backend::installGroupHooks(Communicator& comm) const {
+  GroupHooks::Failed failed;
+  if (!abortHooks_.empty()) {
+    failed = [hooks = abortHooks_] {
+      for (const auto& [id, hook] : hooks) {
+        callHook("an abort hook", *hook);
+      }
+    };
   }
-  comm.groupHooks().setEnd(
-      [thread = completionHooks_, onCompletion = onCompletion_, hooks = hooksOfCompletion_](
-          const Operation& op, Work* work, Clock::time_point started, Clock::time_point finished) {
-        if (onCompletion) {
-          auto info = std::make_shared<c10d::WorkInfo>(
-              traits(op.kind).type, op.seq, started, finished, finished - started);
-          thread->enqueue([onCompletion, info = std::move(info)] {
-            callHook("a completion hook", [&] { (*onCompletion)(info); });
-          });
-        }
-        if (work == nullptr || !work->isSuccess()) {
-          return;  // these hooks are for works that have succeeded
-        }
-        latest::CompletionHookArgs args;
-        args.completionKey = work->getCompletionKey();
-        if (started != Clock::time_point{}) {
-          args.duration_ms = std::chrono::duration<float, std::milli>(finished - started).count();
-        }
-        for (const auto& [id, hook] : hooks) {
-          callHook("a completion hook", [&, &hook = *hook] { hook(args); });
-        }
-      });
+  GroupHooks::End end;
+  if (onCompletion_ || !hooksOfCompletion_.empty()) {
+    end = [thread = completionHooks_, onCompletion = onCompletion_, hooks = hooksOfCompletion_](
+              const Operation& op, Work* work, Clock::time_point started,
+              Clock::time_point finished) {
+      if (onCompletion) {
+        auto info = std::make_shared<c10d::WorkInfo>(
+            traits(op.kind).type, op.seq, started, finished, finished - started);
+        thread->enqueue([onCompletion, info = std::move(info)] {
+          callHook("a completion hook", [&] { (*onCompletion)(info); });
+        });
+      }
+      if (work == nullptr || !work->isSuccess()) {
+        return;  // these hooks are for works that have succeeded
+      }
+      latest::CompletionHookArgs args;
+      args.completionKey = work->getCompletionKey();
+      if (started != Clock::time_point{}) {
+        args.duration_ms = std::chrono::duration<float, std::milli>(finished - started).count();
+      }
+      for (const auto& [id, hook] : hooks) {
+        callHook("a completion hook", [&, &hook = *hook] { hook(args); });
+      }
+    };
+  }
+  comm.groupHooks().set(std::move(end), std::move(failed));
+}
+
+template <class Hook>
+void Backend::setHook(SharedById<Hook> Backend::* hooks, int64_t id, Shared<Hook> hook) {
+  LockGuard lock(hooksMutex_);
+  (this->*hooks)[id].swap(hook);  // a former hook is destroyed after the lock is released
+  std::erase_if(this->*hooks, [](const auto& known) { return known.second == nullptr; });
+  for (const auto& comm : communicators()) {
+    installGroupHooks(*comm);
+  }
 }
 
 void Backend::registerCompletionHook(int64_t id, latest::CompletionHook hook) {
-  auto shared = std::make_shared<const latest::CompletionHook>(std::move(hook));
-  LockGuard lock(hooksMutex_);
-  hooksOfCompletion_[id].swap(shared);  // a former hook is destroyed after the lock is released
-  for (const auto& comm : communicators()) {
-    installEndHook(*comm);
-  }
+  setHook(
+      &Backend::hooksOfCompletion_, id,
+      std::make_shared<const latest::CompletionHook>(std::move(hook)));
 }
 
 void Backend::unregisterCompletionHook(int64_t id) {
-  Shared<latest::CompletionHook> gone;  // destroyed after the lock is released
-  LockGuard lock(hooksMutex_);
-  if (auto known = hooksOfCompletion_.extract(id)) {
-    gone = std::move(known.mapped());
-  }
-  for (const auto& comm : communicators()) {
-    installEndHook(*comm);
-  }
+  setHook(&Backend::hooksOfCompletion_, id, Shared<latest::CompletionHook>());
 }
 
 void Backend::registerAbortHook(int64_t id, latest::AbortHook hook) {
-  auto shared = std::make_shared<const latest::AbortHook>(std::move(hook));
-  LockGuard lock(hooksMutex_);
-  abortHooks_[id].swap(shared);  // a former hook is destroyed after the lock is released
-  for (const auto& comm : communicators()) {
-    installAbortHooks(*comm);
-  }
+  setHook(&Backend::abortHooks_, id, std::make_shared<const latest::AbortHook>(std::move(hook)));
 }
 
 void Backend::unregisterAbortHook(int64_t id) {
-  Shared<latest::AbortHook> gone;  // destroyed after the lock is released
-  LockGuard lock(hooksMutex_);
-  if (auto known = abortHooks_.extract(id)) {
-    gone = std::move(known.mapped());
-  }
-  for (const auto& comm : communicators()) {
-    installAbortHooks(*comm);
-  }
-}
-
-void Backend::installAbortHooks(Communicator& comm) const {
-  if (abortHooks_.empty()) {
-    comm.groupHooks().setFailed(nullptr);
-    return;
-  }
-  comm.groupHooks().setFailed([hooks = abortHooks_] {
-    for (const auto& [id, hook] : hooks) {
-      callHook("an abort hook", *hook);
-    }
-  });
+  setHook(&Backend::abortHooks_, id, Shared<latest::AbortHook>());
 }
 
 }  // namespace torchcomms_pg

@@ -51,8 +51,8 @@ std::vector<Handle> order(const latest::ReconfigureOptions& opts) {
   TORCH_CHECK_VALUE(
       !handles.empty(), "reconfigure: handles is empty, wanted one handle for each member");
   auto sorted = handles;
-  std::sort(sorted.begin(), sorted.end());
-  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+  std::ranges::sort(sorted);
+  const auto twice = std::ranges::adjacent_find(sorted);
   TORCH_CHECK_VALUE(
       twice == sorted.end(), "reconfigure: handles has '", twice == sorted.end() ? "" : twice->text,
       "' twice, wanted each member once");
@@ -67,9 +67,7 @@ std::string rendezvousOf(int64_t uuid, const std::vector<Handle>& handles) {
   for (const auto& handle : handles) {
     all += handle.text + " ";
   }
-  TextWriter name;
-  name << "reconfigure/" << uuid << "/" << keyOf(all);
-  return name.str();
+  return "reconfigure/" + std::to_string(uuid) + "/" + keyOf(all);
 }
 
 Failure notAllCame(
@@ -111,8 +109,7 @@ Backend::WorkPtr Backend::reconfigure(const latest::ReconfigureOptions& opts) {
   TORCH_CHECK_VALUE(
       timeout.count() > 0, "reconfigure: timeout must be positive, got ", timeout.count(), " ms");
   const auto own = get_reconfigure_handle();
-  const auto place = std::find_if(
-      handles.begin(), handles.end(), [&](const Handle& handle) { return handle.text == own; });
+  const auto place = std::ranges::find(handles, own, &Handle::text);
   TORCH_CHECK_VALUE(
       place != handles.end(), "reconfigure: this member's handle '", own,
       "' is not among handles; only members of the new group call it");
@@ -150,7 +147,7 @@ Backend::WorkPtr Backend::reconfigure(const latest::ReconfigureOptions& opts) {
   if (const auto old = cpu()) {
     fresh->inheritFrom(*old);
   }
-  fresh->failureState().setEndsProcess(options_->ends(fresh->device()));
+  configure(*fresh);
   const auto creating = holdCreation("reconfigure", /*hurry=*/true);
   forgetPeers();
   const auto retired = communicators();
@@ -169,8 +166,7 @@ Backend::WorkPtr Backend::reconfigure(const latest::ReconfigureOptions& opts) {
   adopt(*fresh);
   for (const auto& old : retired) {
     old->retire("reconfigure()");
-    old->groupHooks().setEnd(nullptr);
-    old->groupHooks().setFailed(nullptr);
+    old->groupHooks().set(nullptr, nullptr);
   }
   return fresh->finishedWork(OpKind::initialization, {});
 }

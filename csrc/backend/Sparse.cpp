@@ -53,12 +53,7 @@ Backend::WorkPtr Backend::allreduce_sparse(
       !comm.batches().open(), kWhat,
       ": it takes several operations, each of which needs the one before, and a batch launches "
       "nothing before its end; call it outside of the coalescing context");
-  Communicator::Options options;
-  options.async = false;
-  if (opts.timeout != c10d::kUnsetTimeout) {
-    options.timeout = opts.timeout;
-  }
-
+  const auto options = optionsOf(/*async=*/false, opts.timeout);
   at::AutoDispatchBelowAutograd guard;
   const auto input = tensor.coalesce();
   const auto indices = input.indices().t().contiguous();  // one row per value

@@ -38,14 +38,11 @@ std::string Backend::childName(const GroupOptions& options, const char* how) {
   if (options.group_name != options_->group_name) {
     return options.group_name;
   }
-  std::string ranks;
-  for (const auto rank : options.global_ranks_in_group) {
-    ranks += (ranks.empty() ? "" : "_") + std::to_string(rank);
-  }
-  const auto name = keyOf(options_->group_name + ":" + how + ":" + ranks);
+  const auto name =
+      keyOf(options_->group_name + ":" + how + ":" + joinRanks(options.global_ranks_in_group));
   auto unique = name;
   LockGuard lock(childrenMutex_);
-  for (int number = 2; children_.count(unique) > 0; ++number) {
+  for (int number = 2; children_.contains(unique); ++number) {
     unique = name + ":" + std::to_string(number);
   }
   return unique;
@@ -93,7 +90,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::shrink(
   const std::vector<int> gone(excluded.begin(), excluded.end());
   options->global_ranks_in_group.clear();
   for (int rank = 0; rank < getSize(); ++rank) {
-    if (std::find(gone.begin(), gone.end(), rank) == gone.end()) {
+    if (std::ranges::find(gone, rank) == gone.end()) {
       options->global_ranks_in_group.push_back(static_cast<uint64_t>(global[rank]));
     }
   }

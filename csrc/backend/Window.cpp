@@ -9,6 +9,7 @@ namespace torchcomms_pg {
 
 namespace {
 
+// Ignores `opts.hints`, which are for other backends.
 class GroupWindow final : public latest::Window {
  public:
   explicit GroupWindow(std::shared_ptr<torchcomms_pg::Window> window)
@@ -23,17 +24,18 @@ class GroupWindow final : public latest::Window {
   c10::intrusive_ptr<c10d::Work> put(
       const at::Tensor& tensor, int64_t destination, int64_t offset, bool async,
       const latest::PutOptions& opts) override {
-    return given(window_->put(tensor, destination, offset, options(async, opts)), OpKind::put);
+    const auto options = optionsOf(async, opts.timeout);
+    return given(window_->put(tensor, destination, offset, options), OpKind::put);
   }
 
   c10::intrusive_ptr<c10d::Work> signal(
       int64_t peer, bool async, const latest::SignalOptions& opts) override {
-    return given(window_->signal(peer, options(async, opts)), OpKind::signal);
+    return given(window_->signal(peer, optionsOf(async, opts.timeout)), OpKind::signal);
   }
 
   c10::intrusive_ptr<c10d::Work> wait_signal(
       int64_t peer, bool async, const latest::WaitSignalOptions& opts) override {
-    return given(window_->waitSignal(peer, options(async, opts)), OpKind::waitSignal);
+    return given(window_->waitSignal(peer, optionsOf(async, opts.timeout)), OpKind::waitSignal);
   }
 
   at::Tensor map_remote_tensor(int64_t rank) override { return window_->mapRemoteTensor(rank); }
@@ -44,13 +46,6 @@ class GroupWindow final : public latest::Window {
   }
 
  private:
-  // Ignores `opts.hints`, which are for other backends.
-  template <class Opts>
-  static torchcomms_pg::Window::Options options(bool async, const Opts& opts) {
-    const bool given = opts.timeout != c10d::kUnsetTimeout;
-    return {.async = async, .timeout = given ? std::optional(opts.timeout) : std::nullopt};
-  }
-
   // Returns a Work in any case: unlike for a collective, c10d's callers always wait for it.
   c10::intrusive_ptr<c10d::Work> given(WorkPtr work, OpKind kind) const {
     return work ? std::move(work) : window_->finishedWork(kind);

@@ -100,11 +100,6 @@ Failure requested(const Identity& self, const std::string& how, const std::strin
 
 }  // namespace
 
-c10d::ErrorType FailureState::type() const {
-  const auto failure = get();
-  return failure ? failure->type : c10d::ErrorType::SUCCESS;
-}
-
 std::shared_ptr<const Failure> FailureState::set(Failure failure, Cause cause) {
   // The texts contain names and paths from other processes, which may be unprintable.
   failure.message = printable(failure.message);

@@ -57,7 +57,6 @@ class FailureState {
 
   // Returns the failure, or null before the first.
   std::shared_ptr<const Failure> get() const { return failure_.load(); }
-  c10d::ErrorType type() const;
 
   // Sets the failure unless an earlier one is set, and then has a separate thread write the flight
   // recorder and call abort hooks. Returns the first failure.

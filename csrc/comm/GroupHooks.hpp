@@ -24,8 +24,11 @@ class GroupHooks {
   // Hook that is called once, when the communicator fails, in a separate thread.
   using Failed = std::function<void()>;
 
-  void setEnd(End hook) { end_.store(shared(std::move(hook))); }
-  void setFailed(Failed hook) { failed_.store(shared(std::move(hook))); }
+  // Either may be null.
+  void set(End end, Failed failed) {
+    end_.store(shared(std::move(end)));
+    failed_.store(shared(std::move(failed)));
+  }
 
   // Return the hooks, or null.
   std::shared_ptr<const End> end() const { return end_.load(); }
