@@ -19,6 +19,7 @@
 #include "comm/Communicator.hpp"
 #include "handle/OwnProcess.hpp"
 #include "host/LongLock.hpp"
+#include "nccl/Allocator.hpp"
 
 namespace torchcomms_pg {
 
@@ -134,15 +135,25 @@ class Backend final : public latest::Backend {
   void abort() override;
   void shutdown() override;
 
-  // Memory of accelerators (Memory.cpp), see backend/RegisteredMemory.hpp. If a rank has several
-  // devices, the statistics are sums over them.
+  // Memory of accelerators (Memory.cpp).
+  //
+  // Registers those segments of one of torch's memory pools that are not registered yet, so that
+  // the library uses them in place. The registration ends when a segment is freed or the
+  // communicator is closed. `symmetric`: the segments have the same layout on all ranks; the call
+  // is then collective.
   void registerPool(
       Registrations::Pool pool,
       const std::map<int, std::vector<PoolSegment>>& segments,  // by device index
       bool symmetric);
+  // Ends the registration of a pool. Raises ValueError if the pool was not registered.
   void deregisterPool(Registrations::Pool pool);
+  // suspend() waits for all operations in flight, then frees the library's memory on the devices.
+  // resume() allocates it again. In between, operations raise. Both functions are collective.
   void suspend() override;
   void resume() override;
+  // Returns numbers of bytes, summed over this rank's devices: "suspend" for what suspend() frees,
+  // "persist" for what it keeps, "total" for both. "suspended" is 1 after suspend(). Callable while
+  // suspended, too.
   std::unordered_map<std::string, uint64_t> getMemoryStats() override;
 
   // Replaces this group's communicators by a new one (Reconfigure.cpp). The call names its members,
@@ -225,7 +236,8 @@ class Backend final : public latest::Backend {
   CommPtr accelerator() const;
   std::optional<at::Device> barrierDevice(const c10d::BarrierOptions& opts) const;
   CommPtr barrierCommunicator(const c10d::BarrierOptions& opts);
-  // Returns the accelerators' communicators. Raises if none exists.
+  // Returns the accelerators' communicators. Raises if none exists, or if the handler of a signal
+  // calls `what` in the middle of a call in one of them.
   std::vector<CommPtr> accelerators(const char* what) const;
   // Raises CommError if the group has been ended since `ends_` was `before`.
   CommPtr newCommunicator(at::Device device, std::optional<int> peer, uint64_t before)

@@ -36,7 +36,7 @@
 namespace torchcomms_pg {
 
 // A communicator, as one rank holds it. Collectives.hpp and Window.hpp prepare operations and pass
-// them to issue() or launch(). RegisteredMemory.hpp has operations without a stream. On CPU
+// them to issue() or launch(). backend/Memory.cpp has operations without a stream. On CPU
 // tensors, a call with `async` false returns when the operation has ended; with `async` true it
 // returns a Work. On an accelerator every call returns when its operation is queued: with `async`
 // false in the caller's current stream, else in the communicator's. A call that makes no Work
