@@ -74,32 +74,6 @@ std::shared_ptr<const Hooks::Table> Hooks::table() const {
   return table_;
 }
 
-void Hooks::fireEnd(std::shared_ptr<EndHookArgs> args) {
-  auto table = this->table();
-  if (table->end.empty()) {
-    return;
-  }
-  const bool async = args->async;
-  auto fire = [table = std::move(table), args = std::move(args)] {
-    for (const auto& [id, hook] : table->end) {
-      callHook("an end hook", [&] { (*hook)(args); });
-    }
-  };
-  if (async) {
-    thread_.enqueue(std::move(fire));
-  } else {
-    fire();
-  }
-}
-
-void Hooks::firePost(List<Post> hooks, std::shared_ptr<PostHookArgs> args) {
-  thread_.enqueue([hooks = std::move(hooks), args = std::move(args)] {
-    for (const auto& [id, hook] : hooks) {
-      callHook("a post hook", [&] { (*hook)(args); });
-    }
-  });
-}
-
 std::shared_ptr<PreHookArgs> Hooks::argsOf(const PreparedOp& call, uint64_t id) {
   auto args = std::make_shared<PreHookArgs>();
   const auto& op = call.op;
@@ -145,14 +119,10 @@ void HookedCall::after(
   // failed.
   const bool now = !args_->async || (error && !(started_ && started_->told.exchange(true)));
   if (now && !table_->post.empty()) {
-    auto args = std::make_shared<PostHookArgs>();
-    args->name = args_->name;
-    args->opId = args_->opId;
-    args->work = std::move(work);
-    args->error = error;
-    if (!args->work && !error) {
-      args->finished = std::move(finished);
-    }
+    const bool makes = !work && !error;
+    const auto args = std::make_shared<PostHookArgs>(
+        args_->name, args_->opId, std::move(work), error, /*apart=*/false,
+        makes ? std::move(finished) : nullptr);
     fireNow(*table_, args, error);
   }
   if (error) {
@@ -168,32 +138,41 @@ void Hooks::tellEnd(
   }
   // Moves the hooks, which may keep objects alive, out of `op`: a Work may keep `op` for long.
   const auto table = std::move(op.hooked->table);
-  if (!table->end.empty()) {
-    auto args = std::make_shared<EndHookArgs>();
-    args->name = op.hooked->name;
-    args->opId = op.hooked->id;
-    args->async = op.async;
-    args->error = error;
-    // An operation that failed before it was started has no start.
-    args->duration = started == Clock::time_point{} ? Clock::duration{} : finished - started;
-    fireEnd(std::move(args));
+  auto hooks = this->table();
+  if (!table->end.empty() && !hooks->end.empty()) {
+    auto args = std::make_shared<EndHookArgs>(
+        op.hooked->name, op.hooked->id, op.async, error,
+        // An operation that failed before it was started has no start.
+        started == Clock::time_point{} ? Clock::duration{} : finished - started);
+    auto fire = [hooks = std::move(hooks), args = std::move(args)] {
+      for (const auto& [id, hook] : hooks->end) {
+        callHook("an end hook", [&] { (*hook)(args); });
+      }
+    };
+    if (op.async) {
+      thread_.enqueue(std::move(fire));  // a hook may wait for other operations
+    } else {
+      fire();
+    }
   }
   if (op.async && !table->post.empty() && !op.hooked->told.exchange(true)) {
-    auto args = std::make_shared<PostHookArgs>();
-    args->name = op.hooked->name;
-    args->opId = op.hooked->id;
-    args->work = c10::intrusive_ptr<c10d::Work>::reclaim_copy(work);
-    args->error = error;
-    args->apart = true;
-    firePost(table->post, std::move(args));
+    auto args = std::make_shared<PostHookArgs>(
+        op.hooked->name, op.hooked->id, c10::intrusive_ptr<c10d::Work>::reclaim_copy(work), error,
+        /*apart=*/true);
+    // Calls the hooks that existed when the operation was issued, even those removed since. The
+    // owner of a hook may remove it as soon as wait() returns, which on an accelerator is long
+    // before the end.
+    thread_.enqueue([hooks = table->post, args = std::move(args)] {
+      for (const auto& [id, hook] : hooks) {
+        callHook("a post hook", [&] { (*hook)(args); });
+      }
+    });
   }
 }
 
 void Hooks::run(const std::shared_ptr<PreHookArgs>& before, const std::function<void()>& body) {
   const auto table = this->table();
-  auto after = std::make_shared<PostHookArgs>();
-  after->name = before->name;
-  after->opId = before->opId;
+  const auto after = std::make_shared<PostHookArgs>(before->name, before->opId);
   try {
     for (const auto& [id, hook] : table->pre) {
       (*hook)(before);

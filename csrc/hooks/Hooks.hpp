@@ -120,15 +120,6 @@ class Hooks {
   static uint64_t nextOpId();
 
  private:
-  // Calls the end hooks: at once for a synchronous operation, otherwise in a separate thread, since
-  // a hook may wait for other operations.
-  void fireEnd(std::shared_ptr<EndHookArgs> args);
-
-  // Calls, in that separate thread, the post hooks that existed when an asynchronous operation was
-  // issued, even those removed since. The owner of a hook may remove it as soon as wait() returns,
-  // which on an accelerator is long before the end.
-  void firePost(List<Post> hooks, std::shared_ptr<PostHookArgs> args);
-
   template <class Hook>
   Id insert(List<Hook> Table::* list, Hook hook);
   void replace(std::shared_ptr<const Table> table) REQUIRES(mutex_);
