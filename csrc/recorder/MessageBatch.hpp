@@ -13,32 +13,22 @@ class MessageBatch {
  public:
   // Opens or ends the thread's batch; returns whether one was open. Batches do not nest.
   static bool set(bool open) {
-    thisThreads().first = 0;
-    return std::exchange(thisThreads().open, open);
+    first_ = 0;
+    return std::exchange(open_, open);
   }
 
   // Returns the number of the batch's first message, or 0 outside of a batch. `number`: the number
   // of the message that the thread issues, among its group's messages.
   static uint64_t first(uint64_t number) {
-    auto& batch = thisThreads();
-    if (!batch.open) {
-      return 0;
+    if (open_ && first_ == 0) {
+      first_ = number;
     }
-    if (batch.first == 0) {
-      batch.first = number;
-    }
-    return batch.first;
+    return first_;
   }
 
  private:
-  struct Batch {
-    bool open = false;
-    uint64_t first = 0;
-  };
-  static Batch& thisThreads() {
-    static thread_local Batch batch;
-    return batch;
-  }
+  static inline thread_local bool open_ = false;
+  static inline thread_local uint64_t first_ = 0;
 };
 
 }  // namespace torchcomms_pg
