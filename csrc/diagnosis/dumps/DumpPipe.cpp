@@ -31,10 +31,7 @@ struct PipeState {
   // The pipe that made the file, or null.
   const DumpPipe* latest GUARDED_BY(mutex) = nullptr;
 };
-PipeState& pipeState() {
-  static PerProcess<PipeState> state;
-  return state.get();
-}
+PerProcess<PipeState> pipeState;
 
 // Returns the name of the process that reads the pipe at `path`, or "" if no process does. The
 // reader locks the pipe. The lock ends with the process, and a forked child does not inherit the
@@ -106,7 +103,7 @@ std::shared_ptr<DumpPipe> DumpPipe::hold(int rank) {
   if (prefix.empty()) {
     return nullptr;
   }
-  auto& state = pipeState();
+  auto& state = pipeState.get();
   LockGuard lock(state.mutex);
   auto pipe = state.pipe.lock();
   if (!pipe) {
@@ -123,7 +120,7 @@ std::shared_ptr<DumpPipe> DumpPipe::hold(int rank) {
 }
 
 void DumpPipe::removeAtExit() noexcept {
-  auto& state = pipeState();
+  auto& state = pipeState.get();
   std::shared_ptr<DumpPipe> pipe;
   {
     LockGuard lock(state.mutex);
@@ -173,7 +170,7 @@ DumpPipe::DumpPipe(const std::string& prefix, int rank)
 
 DumpPipe::~DumpPipe() {
   if (pid_ == getpid()) {
-    auto& state = pipeState();
+    auto& state = pipeState.get();
     LockGuard lock(state.mutex);
     if (state.latest == this) {  // otherwise a later group has made a new pipe
       state.latest = nullptr;

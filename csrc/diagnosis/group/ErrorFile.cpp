@@ -23,10 +23,7 @@ struct Place {
   std::string text GUARDED_BY(mutex);     // the latest text
   std::string content GUARDED_BY(mutex);  // what write() has written into the file for it
 };
-Place& place() {
-  static Place& ofProcess = neverDestroyed<Place>();
-  return ofProcess;
-}
+Place& place = neverDestroyed<Place>();
 
 // Returns the JSON that torch.distributed.elastic.multiprocessing.errors.ErrorHandler writes for an
 // exception: torchrun prints "py_callstack", and takes the rank with the least timestamp for the
@@ -51,20 +48,18 @@ std::string encoded(const std::string& text, const std::vector<int64_t>& ranks) 
 }  // namespace
 
 void set(const std::string& path) {
-  auto& known = place();
-  LockGuard lock(known.mutex);
-  known.path = path;
+  LockGuard lock(place.mutex);
+  place.path = path;
 }
 
 void write(const std::string& text, const std::vector<int64_t>& ranks) noexcept {
   try {
-    auto& known = place();
-    LockGuard lock(known.mutex);
-    if (!known.path.empty()) {
+    LockGuard lock(place.mutex);
+    if (!place.path.empty()) {
       auto content = encoded(text, ranks);
-      writeDump(known.path, content);
-      known.text = text;
-      known.content = std::move(content);
+      writeDump(place.path, content);
+      place.text = text;
+      place.content = std::move(content);
     }
   } catch (const std::exception& error) {
     printError(error);
@@ -73,18 +68,17 @@ void write(const std::string& text, const std::vector<int64_t>& ranks) noexcept 
 
 void withdraw(const std::string& text) noexcept {
   try {
-    auto& known = place();
-    LockGuard lock(known.mutex);
-    if (known.content.empty() || known.text != text) {
+    LockGuard lock(place.mutex);
+    if (place.content.empty() || place.text != text) {
       return;
     }
     // torch's `record` may have written the program's exception meanwhile.
-    std::ifstream file(known.path, std::ios::binary);
+    std::ifstream file(place.path, std::ios::binary);
     const std::string content{std::istreambuf_iterator<char>(file), {}};
-    if (content == known.content) {
-      ::unlink(known.path.c_str());
+    if (content == place.content) {
+      ::unlink(place.path.c_str());
     }
-    known.content.clear();
+    place.content.clear();
   } catch (const std::exception& error) {
     printError(error);
   }

@@ -22,10 +22,7 @@ struct Enlisted {
   Mutex mutex;
   std::vector<std::weak_ptr<GroupActivity>> groups GUARDED_BY(mutex);
 };
-Enlisted& ofProcess() {
-  static PerProcess<Enlisted> all;
-  return all.get();
-}
+PerProcess<Enlisted> enlistedGroups;
 
 // Adds, for all groups, what threads of this process wait for and what the process has issued.
 void tellGroups(const GroupActivity& asked, RankStatus& answer) {
@@ -178,7 +175,7 @@ std::vector<int64_t> globalRanksOf(const GroupActivity& group, const std::vector
 
 void enlist(const std::shared_ptr<GroupActivity>& group) {
   installLastWords();
-  auto& all = ofProcess();
+  auto& all = enlistedGroups.get();
   LockGuard lock(all.mutex);
   std::erase_if(all.groups, [](const auto& known) { return known.expired(); });
   all.groups.push_back(group);
@@ -186,7 +183,7 @@ void enlist(const std::shared_ptr<GroupActivity>& group) {
 
 std::vector<std::shared_ptr<GroupActivity>> enlisted() {
   std::vector<std::shared_ptr<GroupActivity>> alive;
-  auto& all = ofProcess();
+  auto& all = enlistedGroups.get();
   LockGuard lock(all.mutex);
   for (const auto& known : all.groups) {
     if (auto group = known.lock()) {

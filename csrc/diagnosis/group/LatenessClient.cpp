@@ -40,10 +40,7 @@ struct Publishing {
   std::atomic<int> groups{0};
   std::atomic<int> ranks{0};  // of the largest
 };
-Publishing& publishing() {
-  static PerProcess<Publishing> ofProcess;
-  return ofProcess.get();
-}
+PerProcess<Publishing> publishing;
 
 // Returns whether this process may warn now, and records that it does.
 bool takesWarning(Clock::time_point now) {
@@ -61,13 +58,13 @@ bool takesWarning(Clock::time_point now) {
 
 struct LatenessClient::State {
   State(const c10::intrusive_ptr<c10d::Store>& store, int ranks) : board(store), size(ranks) {
-    auto& known = publishing();
+    auto& known = publishing.get();
     ++known.groups;
     known.ranks = std::max<int>(known.ranks, size);
   }
   ~State() {
     if (process.isThis()) {
-      --publishing().groups;
+      --publishing.get().groups;
     }
   }
   State(const State&) = delete;
@@ -199,7 +196,7 @@ void LatenessClient::check(Clock::time_point now) noexcept {
   if (!unfinished) {
     return;
   }
-  state->due = now + publicationInterval(publishing().ranks, publishing().groups);
+  state->due = now + publicationInterval(publishing.get().ranks, publishing.get().groups);
   state->told = latest;
   state->busy = true;
   try {

@@ -223,14 +223,11 @@ struct Entries {
   uint64_t last GUARDED_BY(mutex) = 0;
   std::map<uint64_t, std::shared_ptr<Entry>> all GUARDED_BY(mutex);
 };
-Entries& entries() {
-  static PerProcess<Entries> ofProcess;
-  return ofProcess.get();
-}
+PerProcess<Entries> entries;
 
 std::vector<std::shared_ptr<Entry>> current() {
   std::vector<std::shared_ptr<Entry>> all;
-  auto& known = entries();
+  auto& known = entries.get();
   LockGuard lock(known.mutex);
   for (const auto& [number, entry] : known.all) {
     all.push_back(entry);
@@ -253,7 +250,7 @@ uint64_t begin(OtherWait wait) {
   if (!entry) {
     entry = std::make_shared<Entry>(std::move(wait));
   }
-  auto& known = entries();
+  auto& known = entries.get();
   LockGuard lock(known.mutex);
   known.all.emplace(++known.last, std::move(entry));
   return known.last;
@@ -262,7 +259,7 @@ uint64_t begin(OtherWait wait) {
 void end(uint64_t number, bool joined) {
   std::shared_ptr<Entry> entry;
   {
-    auto& known = entries();
+    auto& known = entries.get();
     LockGuard lock(known.mutex);
     if (auto found = known.all.extract(number)) {
       entry = std::move(found.mapped());

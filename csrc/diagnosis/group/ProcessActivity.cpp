@@ -42,19 +42,13 @@ struct ListedGroups {
   Mutex mutex;
   std::vector<Listed> all GUARDED_BY(mutex);
 };
-ListedGroups& listed() {
-  static PerProcess<ListedGroups> ofProcess;
-  return ofProcess.get();
-}
+PerProcess<ListedGroups> listed;
 
 struct Run {
   Mutex mutex;
   std::string id GUARDED_BY(mutex);
 };
-Run& run() {
-  static Run& ofProcess = neverDestroyed<Run>();
-  return ofProcess;
-}
+Run& run = neverDestroyed<Run>();
 
 // A group that is reported.
 struct Shown {
@@ -67,7 +61,7 @@ struct Shown {
 
 std::vector<Shown> shown() {
   std::vector<Shown> alive;
-  auto& groups = listed();
+  auto& groups = listed.get();
   LockGuard lock(groups.mutex);
   for (const auto& known : groups.all) {
     if (auto group = known.group.lock()) {
@@ -193,8 +187,8 @@ status::Description describeProcess() {
   told.host = host::hostName();
   told.version = TORCHCOMMS_PG_VERSION;
   {
-    LockGuard lock(run().mutex);
-    told.run = run().id;
+    LockGuard lock(run.mutex);
+    told.run = run.id;
   }
   const auto compiling = Compiling::state(now);
   told.compilingMs = compiling.since ? compiling.since->count() : -1;
@@ -308,7 +302,7 @@ std::unique_ptr<StatusPart> StatusPart::begin(
   const auto address = JobStore::of(place.store)->address();
   const auto text = address + '\0' + place.prefixes + '\0' + std::to_string(group->key());
   const auto id = host::hashBytes(text.data(), text.size());
-  auto& groups = listed();
+  auto& groups = listed.get();
   if (severalHosts) {
     try {
       part->hosts_ = JobStore::of(store)->hosts();
@@ -383,8 +377,8 @@ std::optional<Explained> explain(const std::string& text, Milliseconds patience)
 }
 
 void setRunId(const std::string& id) {
-  LockGuard lock(run().mutex);
-  run().id = id;
+  LockGuard lock(run.mutex);
+  run.id = id;
 }
 
 }  // namespace torchcomms_pg

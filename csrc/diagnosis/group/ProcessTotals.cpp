@@ -37,10 +37,7 @@ struct State {
   bool writing GUARDED_BY(newsMutex) = false;  // whether a writer exists
   bool ending GUARDED_BY(newsMutex) = false;
 };
-State& state() {
-  static PerProcess<State> ofProcess;
-  return ofProcess.get();
-}
+PerProcess<State> state;
 
 void addTo(GroupTotals::Sums& sums, const GroupTotals::Sums& more) {
   sums.operations += more.operations;
@@ -125,7 +122,7 @@ void settle(State& state) REQUIRES(state.mutex) {
 }  // namespace
 
 void add(std::shared_ptr<GroupTotals> totals, int64_t rank) {
-  auto& state = process_totals::state();
+  auto& state = process_totals::state.get();
   LockGuard lock(state.mutex);
   settle(state);
   if (state.rank < 0) {
@@ -135,7 +132,7 @@ void add(std::shared_ptr<GroupTotals> totals, int64_t rank) {
 }
 
 void keepLateness(const GroupTotals& group, std::shared_ptr<const Lateness> last) {
-  auto& state = process_totals::state();
+  auto& state = process_totals::state.get();
   LockGuard lock(state.mutex);
   for (auto& known : state.groups) {
     if (known.totals.get() == &group) {
@@ -148,7 +145,7 @@ void keepLateness(const GroupTotals& group, std::shared_ptr<const Lateness> last
 Totals read() {
   EventPoller::askNow(kPatience);
   const auto active = enlisted();
-  auto& state = process_totals::state();
+  auto& state = process_totals::state.get();
   LockGuard lock(state.mutex);
   settle(state);
   Totals totals;
@@ -171,7 +168,7 @@ Totals read() {
 }
 
 void noteFailure() {
-  auto& state = process_totals::state();
+  auto& state = process_totals::state.get();
   {
     LockGuard lock(state.newsMutex);
     ++state.failures;
@@ -180,7 +177,7 @@ void noteFailure() {
 }
 
 std::optional<uint64_t> awaitFailure(uint64_t written, Milliseconds patience) {
-  auto& state = process_totals::state();
+  auto& state = process_totals::state.get();
   UniqueLock lock(state.newsMutex);
   state.written = written;
   state.writing = !state.ending;
@@ -195,7 +192,7 @@ std::optional<uint64_t> awaitFailure(uint64_t written, Milliseconds patience) {
 }
 
 void endWriter() {
-  auto& state = process_totals::state();
+  auto& state = process_totals::state.get();
   {
     LockGuard lock(state.newsMutex);
     state.ending = true;
@@ -205,7 +202,7 @@ void endWriter() {
 }
 
 void awaitWritten(Milliseconds patience) {
-  auto& state = process_totals::state();
+  auto& state = process_totals::state.get();
   UniqueLock lock(state.newsMutex);
   state.news.wait_for(lock, patience, [&]() REQUIRES(state.newsMutex) {
     return !state.writing || state.written >= state.failures;

@@ -14,10 +14,7 @@ struct SpareEnds {
   Mutex mutex;
   AwaitedEnd* first GUARDED_BY(mutex) = nullptr;
 };
-SpareEnds& spareEnds() {
-  static PerProcess<SpareEnds> ofProcess;
-  return ofProcess.get();
-}
+PerProcess<SpareEnds> spareEnds;
 
 }  // namespace
 
@@ -26,13 +23,13 @@ struct AwaitedEnd::Owner {
   AwaitedEnd* end = nullptr;
 
   Owner() {
-    auto& spare = spareEnds();
+    auto& spare = spareEnds.get();
     LockGuard lock(spare.mutex);
     end = spare.first == nullptr ? new AwaitedEnd() : spare.first;
     spare.first = std::exchange(end->next_, nullptr);
   }
   ~Owner() {
-    auto& spare = spareEnds();
+    auto& spare = spareEnds.get();
     LockGuard lock(spare.mutex);
     end->next_ = std::exchange(spare.first, end);
   }

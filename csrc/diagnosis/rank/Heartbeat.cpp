@@ -32,10 +32,7 @@ struct WatchState {
   HeartbeatOptions options GUARDED_BY(mutex);
   bool running GUARDED_BY(mutex) = false;
 };
-WatchState& watchState() {
-  static PerProcess<WatchState> state;
-  return state.get();
-}
+PerProcess<WatchState> watchState;
 
 void print(const std::string& text) {
   printLine("torchcomms_pg: pid " + std::to_string(getpid()) + ": " + text);
@@ -96,7 +93,7 @@ class Watch {
 };
 
 void run() {
-  auto& state = watchState();
+  auto& state = watchState.get();
   Watch watch;
   for (;;) {
     HeartbeatOptions options;
@@ -116,7 +113,7 @@ void run() {
 }  // namespace
 
 void watchOverMonitor(HeartbeatOptions options) {
-  auto& state = watchState();
+  auto& state = watchState.get();
   LockGuard lock(state.mutex);
   state.options = options;
   if (options.patience.count() > 0 && !state.running && monitorRuns()) {

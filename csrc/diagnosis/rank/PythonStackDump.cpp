@@ -43,10 +43,7 @@ long sleepsOf(pid_t thread) {
   return 0;
 }
 
-PythonStackDump::Source*& source() {
-  static PythonStackDump::Source* set = nullptr;
-  return set;
-}
+PythonStackDump::Source* source = nullptr;
 
 // The stacks that are read without the GIL, for all who ask.
 struct Reading {
@@ -58,21 +55,18 @@ struct Reading {
   uint64_t holds GUARDED_BY(mutex) = 0;
   std::string lines GUARDED_BY(mutex);  // read since then
 };
-Reading& reading() {
-  static PerProcess<Reading> ofProcess;
-  return ofProcess.get();
-}
+PerProcess<Reading> reading;
 
 // Forgets what has been read: the GIL has changed hands.
 void forgetReading() {
-  auto& known = reading();
+  auto& known = reading.get();
   LockGuard lock(known.mutex);
   ++known.holds;
   known.lines.clear();
 }
 
 bool isReading() {
-  auto& known = reading();
+  auto& known = reading.get();
   LockGuard lock(known.mutex);
   return known.underWay;
 }
@@ -80,7 +74,7 @@ bool isReading() {
 // Starts to read in a separate thread. If no thread can be started, reads in this one, for at most
 // a second. Does nothing if a reading has begun within kReading.
 void beginReading() {
-  auto& known = reading();
+  auto& known = reading.get();
   UniqueLock lock(known.mutex);
   const auto now = std::chrono::steady_clock::now();
   auto unfinished = ExitGuard::begin();
@@ -91,7 +85,7 @@ void beginReading() {
   known.underWay = true;
   const auto read = [unfinished, &known, holds = known.holds] {
     std::string lines;
-    attempt([&] { lines = source()->askWithoutGil(); });
+    attempt([&] { lines = source->askWithoutGil(); });
     LockGuard locked(known.mutex);
     known.underWay = false;
     if (holds == known.holds) {
@@ -135,17 +129,17 @@ struct PythonStackDump::State {
 };
 
 void PythonStackDump::setSource(Source set) {
-  source() = &neverDestroyed<Source>(std::move(set));
+  source = &neverDestroyed<Source>(std::move(set));
 }
 
 uint64_t PythonStackDump::mainThread() {
-  return source() == nullptr ? 0 : source()->mainThread;
+  return source == nullptr ? 0 : source->mainThread;
 }
 
 PythonStackDump::PythonStackDump(Stacks stacks)
     : state_(std::make_shared<State>()), begun_(std::chrono::steady_clock::now()) {
   const auto none = std::vector<std::string>(stacks.size());
-  if (source() == nullptr) {
+  if (source == nullptr) {
     state_->told = Told{"", none};
     return;
   }
@@ -161,7 +155,7 @@ PythonStackDump::PythonStackDump(Stacks stacks)
           attempt([&] {
             state->slept = sleepsOf(gettid());
             state->thread = gettid();
-            told = source()->ask(stacks, [&] {
+            told = source->ask(stacks, [&] {
               state->hasGil = true;
               forgetReading();
             });
@@ -217,7 +211,7 @@ PythonStackDump::Told PythonStackDump::tell() const {
 }
 
 std::string PythonStackDump::seenWithoutGil() {
-  auto& known = reading();
+  auto& known = reading.get();
   LockGuard lock(known.mutex);
   return known.lines;
 }

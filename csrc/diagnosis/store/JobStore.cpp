@@ -108,13 +108,10 @@ int descriptorOf(const c10d::TCPStore& store) {
              : -1;
 }
 
-JobStores& jobStores() {
-  static PerProcess<JobStores> ofProcess;
-  return ofProcess.get();
-}
+PerProcess<JobStores> jobStores;
 
 std::shared_ptr<JobStore> known(const Name& name, auto make) {
-  auto& stores = jobStores();
+  auto& stores = jobStores.get();
   LockGuard lock(stores.mutex);
   std::erase_if(stores.all, [](const auto& each) {
     const auto store = each.second.lock();
@@ -166,7 +163,7 @@ std::shared_ptr<status::Hosts> JobStore::hosts() {
 
 std::vector<std::shared_ptr<status::Hosts>> JobStore::allHosts() {
   std::vector<std::shared_ptr<status::Hosts>> held;
-  auto& stores = jobStores();
+  auto& stores = jobStores.get();
   LockGuard lock(stores.mutex);
   for (const auto& [name, each] : stores.all) {
     if (const auto store = each.lock()) {

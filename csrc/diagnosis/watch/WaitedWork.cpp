@@ -19,22 +19,19 @@ struct AllWaiting {
   Mutex mutex;
   std::vector<Waiting> all GUARDED_BY(mutex);  // one for each waiting thread: few
 };
-AllWaiting& waiting() {
-  static PerProcess<AllWaiting> ofProcess;
-  return ofProcess.get();
-}
+PerProcess<AllWaiting> waiting;
 
 }  // namespace
 
 WaitedWork::WaitedWork(const c10d::Work* work) : work_(work) {
   const GroupActivity::Waiter waiter{threadNumber(), Clock::now()};
-  auto& known = waiting();
+  auto& known = waiting.get();
   LockGuard lock(known.mutex);
   known.all.push_back({work, waiter});
 }
 
 WaitedWork::~WaitedWork() {
-  auto& known = waiting();
+  auto& known = waiting.get();
   LockGuard lock(known.mutex);
   // The last one, since a wait may run Python's handlers of signals, which wait themselves.
   const auto own = std::ranges::find_if(
@@ -46,7 +43,7 @@ WaitedWork::~WaitedWork() {
 }
 
 GroupActivity::Waiter WaitedWork::waiterFor(const c10d::Work* work) {
-  auto& known = waiting();
+  auto& known = waiting.get();
   LockGuard lock(known.mutex);
   const auto found = std::ranges::find(known.all, work, &Waiting::work);
   return found == known.all.end() ? GroupActivity::Waiter{} : found->waiter;
