@@ -29,11 +29,11 @@
 #include "bindings/Bindings.hpp"
 #include "diagnosis/group/DiagnosisClient.hpp"
 #include "diagnosis/group/ErrorFile.hpp"
+#include "diagnosis/group/LastWords.hpp"
 #include "diagnosis/group/OtherWaits.hpp"
 #include "diagnosis/group/ProcessActivity.hpp"
 #include "diagnosis/rank/Heartbeat.hpp"
-#include "diagnosis/rank/Sigabrt.hpp"
-#include "diagnosis/rank/Sigterm.hpp"
+#include "diagnosis/rank/SignalAction.hpp"
 #include "diagnosis/store/StoreBoard.hpp"
 #include "diagnosis/watch/Watch.hpp"
 #include "host/Limits.hpp"
@@ -329,11 +329,8 @@ void bindPythonStackDump(py::module_& module) {
   module.def(
       "set_last_words",
       [](bool on) {
-        const auto interpreters = handlerOfPython();
-        sigterm::setInterpreters(interpreters);
-        sigterm::allow(on);
-        sigabrt::setInterpreters(interpreters);
-        sigabrt::allow(on);
+        interpretersHandler = handlerOfPython();
+        allowLastWords(on);
       },
       py::arg("on"));
   module.def(

@@ -25,8 +25,6 @@ OTHERS = {
 ALONE = {
     "handle/CommHandle.hpp: mutex_": "held to free what an atomic pointer points to, or to use it",
     "comm/RecorderSet.hpp: mutex_": "held while a list is replaced that threads load atomically",
-    "diagnosis/rank/Sigabrt.cpp: installing": "held to install a handler, which takes no mutex",
-    "diagnosis/rank/Sigterm.cpp: installing": "held to install a handler, which takes no mutex",
     "recorder/ProcessRecorder.cpp: writing": "held while a file is written",
     "shm/collective/TicketLock.hpp: mutex_": "for its condition variable: the tickets are atomic",
 }

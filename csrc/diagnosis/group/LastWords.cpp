@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/ExitGuard.hpp"
+#include "base/Mutex.hpp"
 #include "base/Thread.hpp"
 #include "diagnosis/group/ErrorFile.hpp"
 #include "diagnosis/group/GroupActivity.hpp"
@@ -208,11 +209,22 @@ void sayHowAborted(const sigabrt::Kept& signal) {
   awaitPrinted(kFlushing);
 }
 
+Mutex installing;
+bool allowed GUARDED_BY(installing) = true;
+
 }  // namespace
 
+void allowLastWords(bool on) {
+  LockGuard lock(installing);
+  allowed = on;
+}
+
 void installLastWords() {
-  sigterm::install(sayLastWords);
-  sigabrt::install(sayHowAborted);
+  LockGuard lock(installing);
+  if (allowed) {
+    sigterm::install(sayLastWords);
+    sigabrt::install(sayHowAborted);
+  }
   Monitor::setRound([](Clock::time_point now) noexcept {
     sigterm::check(now);
     sigabrt::check();

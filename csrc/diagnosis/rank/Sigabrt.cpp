@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
@@ -15,7 +14,6 @@
 #include <typeinfo>
 #include <utility>
 
-#include "base/Mutex.hpp"
 #include "base/NeverDestroyed.hpp"
 #include "base/Thread.hpp"
 #include "diagnosis/rank/SignalAction.hpp"
@@ -24,11 +22,6 @@
 namespace torchcomms_pg::sigabrt {
 
 namespace {
-
-using std::chrono::milliseconds;
-
-// Age of the monitor's latest round from which on no signal is kept: the monitor may be stuck.
-constexpr milliseconds kStuck{1000};
 
 // Interval of the handler's looks at whether all is told.
 constexpr timespec kLook{0, 2'000'000};
@@ -41,22 +34,13 @@ std::atomic<bool> told{false};
 std::atomic<pthread_t> monitors{};
 std::atomic<pthread_t> tellers{};
 struct sigaction earlier;  // written before the handler is installed
-std::atomic<void (*)(int)> interpreters{nullptr};
-std::atomic<bool> allowed{true};
 
 // The text of the exception for which the process ends, and std::terminate's earlier handler.
-std::string& reason() {
-  static auto& text = neverDestroyed<std::string>();
-  return text;
-}
+std::string& reason = neverDestroyed<std::string>();
 std::atomic<bool> reasonKnown{false};
 std::terminate_handler earlierTerminate = nullptr;
 
-Mutex installing;
-std::function<void(const Kept&)>& teller() {
-  static auto& set = neverDestroyed<std::function<void(const Kept&)>>();
-  return set;
-}
+void (*teller)(const Kept&) = nullptr;  // written before `owner`
 
 void noteReason() {
   try {
@@ -68,7 +52,7 @@ void noteReason() {
     const auto* const mangled = typeid(error).name();
     const std::unique_ptr<char, decltype(&std::free)> name(
         abi::__cxa_demangle(mangled, nullptr, nullptr, &status), &std::free);
-    reason() = std::string(name ? name.get() : mangled) + ": " + error.what();
+    reason = std::string(name ? name.get() : mangled) + ": " + error.what();
     reasonKnown.store(true, std::memory_order_release);
   } catch (...) {
     // Has no text.
@@ -89,7 +73,7 @@ void awaitTold() {
   const auto now = Clock::now();
   const auto self = pthread_self();
   if (owner.load(std::memory_order_acquire) != getpid() || self == monitors || self == tellers ||
-      now - Monitor::get().lastRound() > kStuck) {
+      !monitorComesRound(now)) {
     return;
   }
   Clock::rep none = 0;
@@ -109,11 +93,7 @@ void handle(int number, siginfo_t* /*info*/, void* /*context*/) {
 
 void tell(const Kept& kept) {
   tellers = pthread_self();
-  try {
-    teller()(kept);
-  } catch (const std::exception&) {
-    // Out of memory: the process says nothing.
-  }
+  attempt([&] { teller(kept); });  // out of memory, the process says nothing
   told.store(true, std::memory_order_release);
 }
 
@@ -131,25 +111,22 @@ void check() noexcept {
     const bool known = reasonKnown.load(std::memory_order_acquire);
     startDetached(
         "tcpg_sigabrt",
-        [kept = Kept{Clock::time_point(Clock::duration(at)), known ? reason() : ""}] {
-          tell(kept);
-        });
+        [kept = Kept{Clock::time_point(Clock::duration(at)), known ? reason : ""}] { tell(kept); });
   } catch (const std::exception&) {
     told = true;  // no thread can be started
   }
 }
 
-void install(std::function<void(const Kept&)> tell) {
-  LockGuard lock(installing);
-  if (!allowed || owner == getpid()) {
+void install(void (*tell)(const Kept&)) {
+  if (owner == getpid()) {
     return;
   }
   struct sigaction current = {};
   sigaction(SIGABRT, nullptr, &current);
-  if (isIgnored(current) || isPythons(current, interpreters)) {
+  if (isIgnored(current) || isPythons(current)) {
     return;
   }
-  teller() = std::move(tell);
+  teller = tell;
   monitors = pthread_t{};  // a forked child has its own
   owner = getpid();
   if (earlierTerminate == nullptr) {
@@ -161,14 +138,6 @@ void install(std::function<void(const Kept&)> tell) {
     const auto own = inFrontOf(current, handle);
     sigaction(SIGABRT, &own, nullptr);
   }
-}
-
-void allow(bool wanted) {
-  allowed = wanted;
-}
-
-void setInterpreters(void (*handler)(int)) {
-  interpreters = handler;
 }
 
 }  // namespace torchcomms_pg::sigabrt

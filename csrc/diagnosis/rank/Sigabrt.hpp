@@ -3,7 +3,6 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
 #include <string>
 
 namespace torchcomms_pg::sigabrt {
@@ -23,17 +22,11 @@ struct Kept {
 // monitor runs, the handler has check() call `tell` in a separate thread, and waits for its end.
 // Then the handler restores the earlier one and raises the signal again. While the monitor does not
 // run, in a forked child, and for a signal in the thread of the monitor or of `tell`, it does so
-// at once. Does nothing after allow(false), and if the process ignores the signal or has a handler
-// in Python, which may go on. Idempotent; Thread-safe.
-void install(std::function<void(const Kept&)> tell);
+// at once. Does nothing if the process ignores the signal or has a handler in Python, which may go
+// on. Idempotent; for one thread at a time.
+void install(void (*tell)(const Kept&));
 
 // Does what is due. The monitor's thread calls it in each of its rounds.
 void check() noexcept;
-
-// Sets whether install() has an effect. By default it has.
-void allow(bool allowed);
-
-// Sets the handler that the interpreter installs for every signal that it handles.
-void setInterpreters(void (*handler)(int));
 
 }  // namespace torchcomms_pg::sigabrt

@@ -8,10 +8,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <exception>
-#include <utility>
 
-#include "base/Mutex.hpp"
-#include "base/NeverDestroyed.hpp"
 #include "base/Thread.hpp"
 #include "diagnosis/rank/SignalAction.hpp"
 #include "monitor/Monitor.hpp"
@@ -20,13 +17,8 @@ namespace torchcomms_pg::sigterm {
 
 namespace {
 
-using std::chrono::milliseconds;
-
-// Age of the monitor's latest round from which on no signal is kept: the monitor may be stuck.
-constexpr milliseconds kStuck{1000};
-
 // Interval of looks at which handler the process has.
-constexpr milliseconds kLook{500};
+constexpr std::chrono::milliseconds kLook{500};
 
 enum class Phase : int { idle, arriving, kept, telling, told, passing };
 
@@ -36,19 +28,13 @@ std::atomic<Phase> phase{Phase::idle};
 std::atomic<pid_t> owner{0};  // the process that keeps signals; 0 if none does
 std::atomic<Clock::rep> keptAt{0};
 siginfo_t keptInfo;  // written before `phase` becomes kept
-std::atomic<void (*)(int)> interpreters{nullptr};
-std::atomic<bool> allowed{true};
 
 // The handlers that get a signal after this one. A handler that is replaced stays readable, for a
 // signal that is being handled.
 std::array<struct sigaction, 8> known;
 std::atomic<size_t> latest{0};
 
-Mutex installing;
-std::function<void(const Kept&)>& teller() {
-  static auto& set = neverDestroyed<std::function<void(const Kept&)>>();
-  return set;
-}
+void (*teller)(const Kept&) = nullptr;  // written before `owner`
 
 void setEarlier(const struct sigaction& action) {
   const auto next = (latest.load() + 1) % known.size();
@@ -68,7 +54,7 @@ bool keep(const siginfo_t& info) {
   }
   const auto now = Clock::now();
   auto since = Phase::idle;
-  if (now - Monitor::get().lastRound() > kStuck) {
+  if (!monitorComesRound(now)) {
     phase.store(Phase::idle, std::memory_order_release);
     return false;
   }
@@ -88,9 +74,7 @@ void passOn(int number, siginfo_t* info, void* context) {
   const auto& action = earlier();
   if (isDefault(action)) {
     owner.store(0, std::memory_order_release);  // the handler is not to be put in front again
-    struct sigaction standard = {};
-    standard.sa_handler = SIG_DFL;
-    sigaction(number, &standard, nullptr);
+    ::signal(number, SIG_DFL);
     raise(number);  // takes effect when this handler returns
   } else if ((action.sa_flags & SA_SIGINFO) != 0) {
     action.sa_sigaction(number, info, context);
@@ -121,7 +105,7 @@ void putInFront(const struct sigaction& action) {
 void look() {
   struct sigaction current = {};
   sigaction(SIGTERM, nullptr, &current);
-  if (isDefault(current) || isPythons(current, interpreters)) {
+  if (isDefault(current) || isPythons(current)) {
     putInFront(current);
   }
 }
@@ -132,11 +116,7 @@ void begin() {
       Clock::time_point(Clock::duration(keptAt.load(std::memory_order_relaxed))),
       isDefault(earlier())};
   startDetached("tcpg_sigterm", [kept] {
-    try {
-      teller()(kept);
-    } catch (const std::exception&) {
-      // Out of memory: the process says nothing.
-    }
+    attempt([&] { teller(kept); });  // out of memory, the process says nothing
     auto telling = Phase::telling;
     phase.compare_exchange_strong(telling, Phase::told);
   });
@@ -175,9 +155,8 @@ void check(Clock::time_point now) noexcept {
   }
 }
 
-void install(std::function<void(const Kept&)> tell) {
-  LockGuard lock(installing);
-  if (!allowed || owner == getpid()) {
+void install(void (*tell)(const Kept&)) {
+  if (owner == getpid()) {
     return;
   }
   struct sigaction current = {};
@@ -185,20 +164,12 @@ void install(std::function<void(const Kept&)> tell) {
   if (isIgnored(current)) {
     return;
   }
-  teller() = std::move(tell);
+  teller = tell;
   phase = Phase::idle;
   owner = getpid();
   if (!has(current, handle)) {  // a forked child has its parent's handler
     putInFront(current);
   }
-}
-
-void allow(bool wanted) {
-  allowed = wanted;
-}
-
-void setInterpreters(void (*handler)(int)) {
-  interpreters = handler;
 }
 
 }  // namespace torchcomms_pg::sigterm

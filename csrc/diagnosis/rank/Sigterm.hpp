@@ -5,7 +5,6 @@
 #include <signal.h>
 
 #include <chrono>
-#include <functional>
 
 namespace torchcomms_pg::sigterm {
 
@@ -24,19 +23,13 @@ struct Kept {
 // Puts a handler in front of this process's handler of SIGTERM, or its default action. While the
 // monitor runs, the handler keeps a signal, and check() calls `tell` in a separate thread and
 // then sends the signal once more, which the earlier handler gets. While the monitor does not run,
-// and in a forked child, the earlier handler gets the signal at once. Does nothing if the process
-// ignores SIGTERM, or after allow(false). Idempotent; Thread-safe.
-void install(std::function<void(const Kept&)> tell);
+// and in a forked child, the earlier handler gets the signal at once. If the program sets Python's
+// handler or the default action after install(), the monitor puts itself in front of it again. It
+// leaves other handlers alone: one of them may call the handler of install(). Does nothing if the
+// process ignores SIGTERM. Idempotent; for one thread at a time.
+void install(void (*tell)(const Kept&));
 
 // Does what is due. The monitor's thread calls it in each of its rounds.
 void check(Clock::time_point now) noexcept;
-
-// Sets whether install() has an effect. By default it has.
-void allow(bool allowed);
-
-// Sets the handler that the interpreter installs for every signal that it handles. If the program
-// sets this handler or the default action after install(), the monitor puts itself in front of it
-// again. It leaves other handlers alone: one of them may call the handler of install().
-void setInterpreters(void (*handler)(int));
 
 }  // namespace torchcomms_pg::sigterm
