@@ -4,21 +4,18 @@
 
 #include <algorithm>
 #include <atomic>
-#include <future>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "base/ExitGuard.hpp"
 #include "base/Mutex.hpp"
 #include "diagnosis/group/ErrorFile.hpp"
 #include "diagnosis/group/ProcessTotals.hpp"
 #include "diagnosis/store/LeftWords.hpp"
 #include "diagnosis/store/StoreBoard.hpp"
 #include "host/Peer.hpp"
+#include "monitor/Apart.hpp"
 #include "monitor/Compiling.hpp"
-#include "monitor/Monitor.hpp"
-#include "recorder/ProcessRecorder.hpp"
 
 namespace torchcomms_pg {
 
@@ -42,7 +39,7 @@ std::optional<Explanation> explanation(std::optional<Verdict> verdict) {
 }  // namespace
 
 DiagnosisClient::DiagnosisClient(const Observed& comm) : comm_(comm) {
-  process_totals::add(comm_.inFlight.sharedTotals(), comm_.self.globalRanks()[comm_.self.rank()]);
+  process_totals::add(comm_.inFlight.sharedTotals(), globalRank());
 }
 
 void DiagnosisClient::open(
@@ -58,13 +55,12 @@ void DiagnosisClient::open(
   options.ranks = comm_.self.members();
   options.number = this->group().numberOf(rank());
   options.describeSilent = [peers = peers_](int peer) { return describeSilent(peers.at(peer)); };
-  const std::shared_ptr<GroupActivity> group(comm_.self.keepAlive(), this);
-  enlist(group);
+  enlist(std::shared_ptr<GroupActivity>(comm_.self.keepAlive(), this));
   const auto self = Peer::self();
   const bool severalHosts =
       std::ranges::any_of(peers_, [&](const auto& peer) { return !peer.sameHost(self); });
   // The process's status server has to run when its looks for news begin.
-  status_.store(std::shared_ptr<StatusPart>(StatusPart::begin(group, store_, severalHosts)));
+  status_.store(StatusPart::begin(*this, store_, severalHosts));
   const auto& library = comm_.library.api();
   std::shared_ptr<status::Hosts> hosts;
   if (!library.has(Feature::ring) || library.has(Feature::probe)) {
@@ -96,7 +92,7 @@ void DiagnosisClient::open(
   }
   options.dump = [this, weak = comm_.self.weak_from_this()] {
     if (const auto comm = weak.lock()) {
-      dump();
+      dumpApart(*this);
     }
   };
   auto diagnosis = HangDiagnosis::open(std::make_unique<StoreBoard>(store_), std::move(options));
@@ -188,7 +184,7 @@ void DiagnosisClient::checkEarly(Clock::time_point now) {
     return;
   }
   if (earlyVerdicts_.look(*early)) {
-    dump();
+    dumpApart(*this);
   }
   const auto late = earlyVerdicts_.overdue(now, earlyAfter_, [](const auto&, const auto& entry) {
     return std::optional(entry.op->issued);
@@ -199,15 +195,6 @@ void DiagnosisClient::checkEarly(Clock::time_point now) {
       });
 }
 
-void DiagnosisClient::dump() const {
-  // Runs in another thread: the wait for the GIL may be long, and the caller must not block.
-  if (auto unfinished = ExitGuard::begin()) {
-    const auto rank = static_cast<int>(comm_.self.globalRanks().at(comm_.self.rank()));
-    Monitor::get().runDetached(
-        [unfinished = std::move(unfinished), rank] { process_recorder::dumpAfterFailure(rank); });
-  }
-}
-
 void DiagnosisClient::setVerdictAfter(Milliseconds time) {
   verdictAfter = time;
 }
@@ -216,26 +203,18 @@ void DiagnosisClient::awaitDumps(Milliseconds patience) {
   if (!store_) {
     return;
   }
-  // The store may block for any time, or be gone.
-  const auto done = std::make_shared<std::promise<void>>();
   const auto until = Clock::now() + patience;
-  Monitor::get().runDetached(
-      [store = store_, peers = peers_, rank = rank(), ranks = comm_.self.members(), until, done] {
-        try {
-          StoreBoard board(store);
-          const auto key = [](int of) { return "dumped/" + std::to_string(of); };
-          board.set(key(rank), "");
-          for (const int peer : ranks) {
-            while (Clock::now() < until && !board.get(key(peer)) && !peers.at(peer).dead()) {
-              std::this_thread::sleep_for(kDumpLook);
-            }
-          }
-        } catch (const std::exception&) {
-          // The store ended with the rank that served it.
-        }
-        done->set_value();
-      });
-  done->get_future().wait_until(until);
+  // The store may have ended with the rank that served it.
+  apart([store = store_, peers = peers_, rank = rank(), ranks = comm_.self.members(), until] {
+    StoreBoard board(store);
+    const auto key = [](int of) { return "dumped/" + std::to_string(of); };
+    board.set(key(rank), "");
+    for (const int peer : ranks) {
+      while (Clock::now() < until && !board.get(key(peer)) && !peers.at(peer).dead()) {
+        std::this_thread::sleep_for(kDumpLook);
+      }
+    }
+  }).wait_until(until);
 }
 
 std::optional<Explanation> DiagnosisClient::ask(const Operation& op, Clock::time_point now) {

@@ -70,8 +70,6 @@ class DiagnosisClient final : public Observer, public GroupActivity {
   const IssueCounts& issued() const override { return comm_.issued; }
   bool queues() const override { return comm_.self.queues(); }
   bool meetsRootAlone() const override;
-  bool comparesSizes() const override { return true; }
-  bool endsUnseen() const override { return false; }
   Milliseconds relaxed() const override { return comm_.relaxations.left(); }
   bool closed() const override { return comm_.library.closed(); }
   std::string failureMessage() const override;
@@ -92,8 +90,6 @@ class DiagnosisClient final : public Observer, public GroupActivity {
   DiagnosisRequest request(
       const Operation& op, Clock::time_point now, Milliseconds timeout, Clock::time_point deadline);
   HangDiagnosis::Snapshot snapshot(Clock::time_point now);
-  // Writes the recorder's dump in a separate thread.
-  void dump() const;
   std::shared_ptr<HangDiagnosis> diagnosis() const { return diagnosis_.load(); }
 
   const Observed comm_;
@@ -102,8 +98,8 @@ class DiagnosisClient final : public Observer, public GroupActivity {
   Milliseconds earlyAfter_{0};             // set before `early_`
   c10::intrusive_ptr<c10d::Store> store_;
   std::vector<Peer> peers_;
-  uint64_t key_ = 0;                   // the group's key, see GroupCounts
-  AtomicShared<StatusPart> status_;    // may be null; null when closed
+  uint64_t key_ = 0;                       // the group's key, see GroupCounts
+  AtomicShared<const StatusPart> status_;  // may be null; null when closed
   AtomicShared<status::Hosts> hosts_;  // null unless rings go through the store; null when closed
   LatenessClient lateness_;
 

@@ -5,13 +5,16 @@
 #include <map>
 #include <utility>
 
+#include "base/ExitGuard.hpp"
 #include "base/Mutex.hpp"
 #include "base/PerProcess.hpp"
 #include "diagnosis/group/LastWords.hpp"
 #include "diagnosis/group/OtherWaits.hpp"
 #include "diagnosis/rank/PythonStackDump.hpp"
 #include "host/Process.hpp"
+#include "monitor/Apart.hpp"
 #include "monitor/Compiling.hpp"
+#include "recorder/ProcessRecorder.hpp"
 #include "recorder/RecordedOp.hpp"
 
 namespace torchcomms_pg {
@@ -29,14 +32,12 @@ void tellGroups(const GroupActivity& asked, RankStatus& answer) {
   auto alive = enlisted();
   // If ranks are threads of one process, skips the other ranks' groups, which say nothing about
   // this rank.
-  const auto numberOf = [](const GroupActivity& group) {
-    return group.globalRanks()[group.rank()];
-  };
   const bool threads = std::ranges::any_of(alive, [&](const auto& group) {
     return group->key() == asked.key() && group->rank() != asked.rank();
   });
-  std::erase_if(
-      alive, [&](const auto& group) { return threads && numberOf(*group) != numberOf(asked); });
+  std::erase_if(alive, [&](const auto& group) {
+    return threads && group->globalRank() != asked.globalRank();
+  });
   std::map<uint64_t, int> groups;  // number by key; groups of one key cannot be told apart
   for (const auto& group : alive) {
     ++groups[group->key()];
@@ -162,6 +163,17 @@ std::string asRuns(const std::vector<int64_t>& ranks) {
     }
   }
   return text;
+}
+
+std::future<void> dumpApart(const GroupActivity& group, Milliseconds most) noexcept try {
+  if (auto unfinished = ExitGuard::begin()) {
+    return apart([unfinished, rank = static_cast<int>(group.globalRank()), most] {
+      process_recorder::dumpAfterFailure(rank, most);
+    });
+  }
+  return {};
+} catch (const std::exception&) {
+  return {};
 }
 
 std::vector<int64_t> globalRanksOf(const GroupActivity& group, const std::vector<int>& ranks) {

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "base/AtomicShared.hpp"
 #include "comm/InFlightOps.hpp"
 #include "diagnosis/group/LatenessClient.hpp"
 #include "diagnosis/hang/HangDiagnosis.hpp"
@@ -26,7 +28,8 @@ class GroupActivity {
   virtual int size() const = 0;
   virtual const Group& group() const = 0;
   virtual std::vector<int64_t> globalRanks() const = 0;  // by rank; the rank itself if unknown
-  virtual uint64_t key() const = 0;                      // see GroupCounts; 0 if the group has none
+  int64_t globalRank() const { return globalRanks()[rank()]; }
+  virtual uint64_t key() const = 0;  // see GroupCounts; 0 if the group has none
   virtual const InFlightOps& inFlight() const = 0;
   virtual const IssueCounts& issued() const = 0;
   // Returns whether operations are queued on a device, so that threads do not wait for them.
@@ -38,14 +41,14 @@ class GroupActivity {
   };
   virtual Waiter waiterFor(const InFlight& entry) const;
   // Returns whether each rank of a rooted collective communicates with no rank but the root.
-  virtual bool meetsRootAlone() const = 0;
+  virtual bool meetsRootAlone() const { return false; }
   // Returns whether the library that executes the operations detects that the ranks' sizes differ.
-  virtual bool comparesSizes() const = 0;
+  bool comparesSizes() const { return !inFlight().totals().watched(); }
   // Returns whether a message may end, once the peer has issued its side, without notice to this
   // rank.
-  virtual bool endsUnseen() const = 0;
+  bool endsUnseen() const { return inFlight().totals().watched() && !queues(); }
   // Returns the remaining time for which the rank has asked its peers to wait, or 0.
-  virtual Milliseconds relaxed() const = 0;
+  virtual Milliseconds relaxed() const { return Milliseconds(0); }
   virtual bool closed() const = 0;
   // Returns the message of the group's failure, or "" if the group has not failed.
   virtual std::string failureMessage() const = 0;
@@ -59,6 +62,13 @@ class GroupActivity {
   virtual std::string parting() const { return ""; }
   // Returns the client that finds late ranks.
   virtual const LatenessClient& lateness() const = 0;
+
+  // The group's place in the process's status; null if the status does not show it.
+  struct Place {
+    uint64_t id = 0;
+    std::string store;  // address of its store
+  };
+  AtomicShared<const Place> place;
 };
 
 // Includes `group`, while it exists, in the diagnoses of all groups.
@@ -73,6 +83,12 @@ uint64_t keyOf(const GroupActivity& group, const std::string& part);
 
 // Returns the ranks in their order, with runs as in "0-3, 7".
 std::string asRuns(const std::vector<int64_t>& ranks);
+
+// Writes the flight recorder's dump in another thread, since the wait for the GIL may be long; see
+// process_recorder::dumpAfterFailure(). Does nothing, and returns an invalid future, if the
+// interpreter is ending, or no thread can be started.
+std::future<void> dumpApart(
+    const GroupActivity& group, Milliseconds most = Milliseconds::max()) noexcept;
 
 // Returns the numbers in the default group of `ranks` of the group.
 std::vector<int64_t> globalRanksOf(const GroupActivity& group, const std::vector<int>& ranks);

@@ -12,7 +12,6 @@
 
 #include "base/ExitGuard.hpp"
 #include "base/Mutex.hpp"
-#include "base/Thread.hpp"
 #include "diagnosis/group/ErrorFile.hpp"
 #include "diagnosis/group/GroupActivity.hpp"
 #include "diagnosis/group/OtherWaits.hpp"
@@ -22,7 +21,6 @@
 #include "monitor/Monitor.hpp"
 #include "monitor/Printable.hpp"
 #include "monitor/Printer.hpp"
-#include "recorder/ProcessRecorder.hpp"
 
 namespace torchcomms_pg {
 
@@ -92,23 +90,6 @@ std::string failureOf(const GroupActivity& group) {
   return message.substr(0, message.find('\n'));
 }
 
-// Dumps the flight recorder in another thread. Returns a future that is invalid if it does not.
-std::future<void> dumpApart(int rank) {
-  try {
-    if (auto unfinished = ExitGuard::begin()) {
-      const auto done = std::make_shared<std::promise<void>>();
-      startDetached("tcpg_apart", [unfinished = std::move(unfinished), rank, done] {
-        process_recorder::dumpAfterFailure(rank, kAsking);
-        done->set_value();
-      });
-      return done->get_future();
-    }
-  } catch (const std::exception&) {
-    // No thread can be started: the line is worth more than the dump.
-  }
-  return {};
-}
-
 HeldUp heldUp(const WaitingOp& waiting, Milliseconds patience) {
   try {
     return heldUpBy(*waiting.group, waiting.op, patience);
@@ -117,33 +98,39 @@ HeldUp heldUp(const WaitingOp& waiting, Milliseconds patience) {
   }
 }
 
+// Returns for how long the operation had waited at `at`. `place`: the line of its call, or "".
+std::string waitedUntil(
+    Clock::time_point at, const WaitingOp& waiting, const std::string& place = "") {
+  const auto waited = std::chrono::duration_cast<Milliseconds>(at - waiting.op.issued);
+  return describe(waiting.op) + " of group '" + waiting.group->group().name + "'" +
+         (place.empty() ? "" : ", called at " + place + ",") + " had waited " + inSeconds(waited);
+}
+
 // Says whom this process waits for at SIGTERM.
 void sayLastWords(const sigterm::Kept& signal) {
-  const auto waiting = longest(signal.at, kLeastAge);
-  if (waiting) {
+  std::string rank;
+  std::string what;
+  std::string failure;  // has written its own text
+  HeldUp by;
+  if (const auto waiting = longest(signal.at, kLeastAge)) {
     const auto& group = *waiting->group;
-    const auto& name = group.group().name;
-    const auto waited = std::chrono::duration_cast<Milliseconds>(signal.at - waiting->op.issued);
-    dumpApart(static_cast<int>(group.globalRanks()[group.rank()]));
-    const auto failure = failureOf(group);
-    const auto what = describe(waiting->op) + " of group '" + name + "'";
-    const auto by = failure.empty() ? heldUp(*waiting, kAsking) : HeldUp{": " + failure, {}, ""};
-    const auto said = (signal.ends ? "ended by SIGTERM while " : "SIGTERM came while ") + what +
-                      " had waited " + inSeconds(waited) + by.text;
-    printLine(rankOf(group) + "torchcomms_pg: " + said);
-    if (signal.ends && failure.empty()) {  // a failure has written its own text
-      error_file::write("torchcomms_pg: " + said, by.ranks);
+    dumpApart(group, kAsking);
+    failure = failureOf(group);
+    by = failure.empty() ? heldUp(*waiting, kAsking) : HeldUp{": " + failure, {}, ""};
+    rank = rankOf(group);
+    what = waitedUntil(signal.at, *waiting) + by.text;
+  } else {
+    what = other_waits::lastWords(signal.at);
+  }
+  if (!what.empty()) {
+    const auto said = std::string("torchcomms_pg: ") +
+                      (signal.ends ? "ended by SIGTERM while " : "SIGTERM came while ") + what;
+    printLine(rank + said);
+    if (signal.ends && failure.empty()) {
+      error_file::write(said, by.ranks);
     }
   }
-  const auto other = waiting ? "" : other_waits::lastWords(signal.at);
-  if (!other.empty()) {
-    const auto said = (signal.ends ? "ended by SIGTERM while " : "SIGTERM came while ") + other;
-    printLine("torchcomms_pg: " + said);
-    if (signal.ends) {
-      error_file::write("torchcomms_pg: " + said, {});
-    }
-  }
-  if (!enlisted().empty() || !other.empty()) {
+  if (!enlisted().empty() || !what.empty()) {
     std::this_thread::sleep_until(signal.at + kAnswering);
     awaitPrinted(kFlushing);
   }
@@ -183,17 +170,14 @@ void sayHowAborted(const sigabrt::Kept& signal) {
   } else {
     const auto& group = *groups.front();
     rank = rankOf(group);
-    dumped = dumpApart(static_cast<int>(group.globalRanks()[group.rank()]));
+    dumped = dumpApart(group, kAsking);
     by.text = lastOf(group);
   }
   if (waiting) {
-    const auto waited = std::chrono::duration_cast<Milliseconds>(signal.at - waiting->op.issued);
     const auto failure = failureOf(*waiting->group);
     by = heldUp(*waiting, kAskingOfAborted);
     by.text = failure.empty() ? by.text : ": " + failure;
-    how += " while " + describe(waiting->op) + " of group '" + waiting->group->group().name + "'" +
-           (by.calledAt.empty() ? "" : ", called at " + by.calledAt + ",") + " had waited " +
-           inSeconds(waited);
+    how += " while " + waitedUntil(signal.at, *waiting, by.calledAt);
   }
   const auto said = "torchcomms_pg: " + how + by.text;
   printLine(rank + said);

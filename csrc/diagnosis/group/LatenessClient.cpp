@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <future>
 #include <iomanip>
 #include <optional>
 #include <stdexcept>
@@ -16,6 +15,7 @@
 #include "diagnosis/rank/Fields.hpp"
 #include "diagnosis/store/StoreBoard.hpp"
 #include "handle/OwnProcess.hpp"
+#include "monitor/Apart.hpp"
 #include "monitor/Monitor.hpp"
 #include "monitor/Printer.hpp"
 
@@ -233,27 +233,22 @@ Lateness LatenessClient::ask(const char* operation) const {
         ": nothing is known of this group: it has ended, has one rank, is one of an accelerator "
         "or of the parent of this process, or its ranks share no store");
   }
-  const auto done = std::make_shared<std::promise<Lateness>>();
-  auto answer = done->get_future();
-  Monitor::get().runDetached([unfinished = ExitGuard(), state, done] {
-    try {
-      done->set_value(judgeLateness(state->read()));
-    } catch (...) {
-      done->set_exception(std::current_exception());
-    }
-  });
-  const auto silent = std::string(operation) + ": group '" + state->group.name +
-                      "': the store does not answer, by which the ranks tell each other when "
-                      "they come to collectives";
-  if (answer.wait_for(kPatience) != std::future_status::ready) {
-    return last ? *last : throw std::runtime_error(silent);
-  }
+  auto answer = apart([unfinished = ExitGuard(), state] { return judgeLateness(state->read()); });
+  std::string why;
   try {
-    auto found = answer.get();
-    return found.ranks.empty() && last ? *last : found;
+    if (answer.wait_for(kPatience) == std::future_status::ready) {
+      auto found = answer.get();
+      return found.ranks.empty() && last ? *last : found;
+    }
   } catch (const std::exception& error) {
-    return last ? *last : throw std::runtime_error(silent + ": " + error.what());
+    why = std::string(": ") + error.what();
   }
+  return last ? *last
+              : throw std::runtime_error(
+                    std::string(operation) + ": group '" + state->group.name +
+                    "': the store does not answer, by which the ranks tell each other when they "
+                    "come to collectives" +
+                    why);
 }
 
 }  // namespace torchcomms_pg

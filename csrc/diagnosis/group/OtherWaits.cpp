@@ -283,18 +283,12 @@ std::string lastWords(Clock::time_point at) {
   const auto text = longest->wait.text + " had waited " +
                     inSeconds(std::chrono::duration_cast<Milliseconds>(at - longest->since)) +
                     ", called at " + longest->wait.calledAt;
-  const auto done = std::make_shared<std::promise<std::string>>();
-  auto answer = done->get_future();
-  startDetached("tcpg_apart", [longest = std::move(longest), done] {
-    std::string missing;
-    try {
-      missing = longest->missing(kLastAsking);
-    } catch (const std::exception&) {
-      // The status's folder cannot be read.
-    }
-    done->set_value(std::move(missing));
-  });
-  return text + (answer.wait_for(kLastAsking) == std::future_status::ready ? answer.get() : "");
+  try {
+    auto missing = apart([longest] { return longest->missing(kLastAsking); });
+    return text + (missing.wait_for(kLastAsking) == std::future_status::ready ? missing.get() : "");
+  } catch (const std::exception&) {
+    return text;  // the status's folder cannot be read, or no thread can be started
+  }
 }
 
 std::vector<Wait> ofDiagnosis() {

@@ -11,7 +11,6 @@
 
 #include "base/Mutex.hpp"
 #include "base/NeverDestroyed.hpp"
-#include "base/PerProcess.hpp"
 #include "base/StorePlace.hpp"
 #include "diagnosis/group/OtherWaits.hpp"
 #include "diagnosis/rank/PythonStackDump.hpp"
@@ -33,50 +32,27 @@ namespace {
 constexpr size_t kOldest = 4;
 constexpr size_t kMostOps = 64;
 
-struct Listed {
-  std::weak_ptr<GroupActivity> group;
-  uint64_t id = 0;
-  std::string store;
-};
-struct ListedGroups {
-  Mutex mutex;
-  std::vector<Listed> all GUARDED_BY(mutex);
-};
-PerProcess<ListedGroups> listed;
-
 struct Run {
   Mutex mutex;
   std::string id GUARDED_BY(mutex);
 };
 Run& run = neverDestroyed<Run>();
 
-// A group that is reported.
-struct Shown {
-  std::shared_ptr<GroupActivity> group;
-  uint64_t id = 0;
-  std::string store;
+using Groups = std::vector<std::shared_ptr<GroupActivity>>;
 
-  int64_t rank() const { return group->globalRanks()[group->rank()]; }
-};
-
-std::vector<Shown> shown() {
-  std::vector<Shown> alive;
-  auto& groups = listed.get();
-  LockGuard lock(groups.mutex);
-  for (const auto& known : groups.all) {
-    if (auto group = known.group.lock()) {
-      alive.push_back({std::move(group), known.id, known.store});
-    }
-  }
-  return alive;
+// Returns the groups that are reported.
+Groups shown() {
+  auto groups = enlisted();
+  std::erase_if(groups, [](const auto& group) { return !group->place.load(); });
+  return groups;
 }
 
 // Releases groups. If this releases the last reference to a group, destroys the group in a separate
 // thread, since that may take long.
-void letGo(std::vector<Shown> groups) {
+void letGo(Groups groups) {
   for (auto& each : groups) {
-    if (each.group.use_count() == 1) {
-      Monitor::get().runDetached([group = std::move(each.group)]() mutable { group.reset(); });
+    if (each.use_count() == 1) {
+      Monitor::get().runDetached([group = std::move(each)]() mutable { group.reset(); });
     }
   }
 }
@@ -133,11 +109,10 @@ std::vector<uint64_t> launched(const GroupActivity& group, const InFlightOps::Li
 // the stacks of the group's operations to `stacks`, and their places to `lines`. `known`: no other
 // group of the rank has the same key.
 void describeMember(
-    const Shown& shown, bool known, Clock::time_point now, status::RankActivity& activity,
+    const GroupActivity& group, bool known, Clock::time_point now, status::RankActivity& activity,
     size_t place, std::vector<std::shared_ptr<const void>>& stacks, std::vector<Line>& lines) {
-  const auto& group = *shown.group;
   status::MemberStatus told;
-  told.id = shown.id;
+  told.id = group.place.load()->id;
   told.key = known ? group.key() : 0;
   told.name = group.group().name;
   told.description = group.group().description;
@@ -196,22 +171,20 @@ status::Description describeProcess() {
 
   auto alive = shown();
   auto all = alive;
-  std::erase_if(all, [](const auto& each) { return each.group->closed(); });
-  std::ranges::stable_sort(all, [](const auto& one, const auto& other) {
-    return one.group->size() > other.group->size();
-  });
+  std::erase_if(all, [](const auto& group) { return group->closed(); });
+  std::ranges::stable_sort(all, std::greater<>(), [](const auto& group) { return group->size(); });
   // Ranks may be threads of one process. Otherwise the process has one global rank, which its
   // largest group gives: other communicators may number their ranks in another way.
   std::map<uint64_t, int> parts;
-  for (const auto& each : all) {
-    ++parts[each.id];
+  for (const auto& group : all) {
+    ++parts[group->place.load()->id];
   }
   const bool threads = std::ranges::any_of(parts, [](const auto& part) { return part.second > 1; });
-  std::map<int64_t, std::vector<const Shown*>> ranks;
-  for (const auto& each : all) {
-    told.store = told.store.empty() ? each.store : told.store;
-    ranks[threads ? each.rank() : all.front().rank()].push_back(&each);
+  std::map<int64_t, std::vector<const GroupActivity*>> ranks;
+  for (const auto& group : all) {
+    ranks[(threads ? group : all.front())->globalRank()].push_back(group.get());
   }
+  told.store = all.empty() ? "" : all.front()->place.load()->store;
   told.otherWaits = other_waits::ofStatus();
   auto lines = std::make_shared<std::vector<Line>>();
   for (const auto& [number, groups] : ranks) {
@@ -219,13 +192,12 @@ status::Description describeProcess() {
     activity.rank = number;
     activity.mainThread = threads ? 0 : PythonStackDump::mainThread();
     std::map<uint64_t, int> keys;  // groups of one key cannot be told apart
-    for (const auto* const each : groups) {
-      ++keys[each->group->key()];
+    for (const auto* const group : groups) {
+      ++keys[group->key()];
     }
-    for (const auto* const each : groups) {
-      const auto place = told.ranks.size();
-      const bool known = keys[each->group->key()] == 1;
-      describeMember(*each, known, now, activity, place, description.stacks, *lines);
+    for (const auto* const group : groups) {
+      const bool known = keys[group->key()] == 1;
+      describeMember(*group, known, now, activity, told.ranks.size(), description.stacks, *lines);
     }
     told.ranks.push_back(std::move(activity));
   }
@@ -290,19 +262,17 @@ std::string describeJob(const status::OfJob& question) {
 
 }  // namespace
 
-std::unique_ptr<StatusPart> StatusPart::begin(
-    const std::shared_ptr<GroupActivity>& group, const c10::intrusive_ptr<c10d::Store>& store,
-    bool severalHosts) {
-  auto part = std::make_unique<StatusPart>();
+std::shared_ptr<const StatusPart> StatusPart::begin(
+    GroupActivity& group, const c10::intrusive_ptr<c10d::Store>& store, bool severalHosts) {
+  auto part = std::make_shared<StatusPart>();
   part->server_ = status::StatusServer::of({describeProcess, describeJob, lookForNews});
   if (!part->server_) {
     return nullptr;
   }
   const StorePlace place(store);
   const auto address = JobStore::of(place.store)->address();
-  const auto text = address + '\0' + place.prefixes + '\0' + std::to_string(group->key());
+  const auto text = address + '\0' + place.prefixes + '\0' + std::to_string(group.key());
   const auto id = host::hashBytes(text.data(), text.size());
-  auto& groups = listed.get();
   if (severalHosts) {
     try {
       part->hosts_ = JobStore::of(store)->hosts();
@@ -311,28 +281,21 @@ std::unique_ptr<StatusPart> StatusPart::begin(
           std::string("torchcomms_pg: other hosts get no status of this one: ") + error.what());
     }
   }
-  LockGuard lock(groups.mutex);
-  std::erase_if(groups.all, [](const auto& known) { return known.group.expired(); });
-  groups.all.push_back({group, id, address});
-  part->server_->add({id, group->globalRanks()[group->rank()]});
+  group.place.store(std::make_shared<const GroupActivity::Place>(id, address));
+  part->server_->add({id, group.globalRank()});
   return part;
 }
 
 HeldUp heldUpBy(const GroupActivity& group, const Operation& op, Milliseconds patience) {
-  uint64_t id = 0;
-  auto alive = shown();
-  for (const auto& each : alive) {
-    id = each.group.get() == &group ? each.id : id;
-  }
-  letGo(std::move(alive));
-  if (id == 0) {
+  const auto place = group.place.load();
+  if (!place) {
     return {};  // the status is turned off
   }
   const auto told = askJob({0, patience.count()});
   const status::Job job(told);
   for (const auto* const known : job.groups()) {
     const auto member = known->members.find(group.rank());
-    if (known->id != id || member == known->members.end()) {
+    if (known->id != place->id || member == known->members.end()) {
       continue;
     }
     for (const auto& asked : member->second.told->ops) {

@@ -21,12 +21,11 @@ namespace torchcomms_pg {
 // process without such groups has no status.
 class StatusPart {
  public:
-  // Begins to include `group`. `store`: the group's part of the job's store. `severalHosts`:
-  // whether its ranks may be on more than one host. Returns null if the status is turned off, or if
-  // no server can be started, which is printed to stderr.
-  static std::unique_ptr<StatusPart> begin(
-      const std::shared_ptr<GroupActivity>& group, const c10::intrusive_ptr<c10d::Store>& store,
-      bool severalHosts);
+  // Begins to include `group`, which is enlisted. `store`: the group's part of the job's store.
+  // `severalHosts`: whether its ranks may be on more than one host. Returns null if the status is
+  // turned off, or if no server can be started, which is printed to stderr.
+  static std::shared_ptr<const StatusPart> begin(
+      GroupActivity& group, const c10::intrusive_ptr<c10d::Store>& store, bool severalHosts);
 
  private:
   std::shared_ptr<status::StatusServer> server_;

@@ -4,15 +4,12 @@
 #include <cstdlib>
 #include <exception>
 #include <functional>
-#include <future>
 #include <map>
-#include <memory>
 #include <utility>
 
-#include "base/Thread.hpp"
 #include "diagnosis/hang/RunningTime.hpp"
 #include "diagnosis/store/StoreBoard.hpp"
-#include "monitor/Monitor.hpp"
+#include "monitor/Apart.hpp"
 
 namespace torchcomms_pg::left_words {
 
@@ -34,16 +31,10 @@ std::string textOf(int rank, const std::string& word, const Group& group) {
   return space == std::string::npos ? "" : "; rank " + group.numberOf(rank) + word.substr(space);
 }
 
-// Runs `body` in another thread, since the store may block, or be gone. Returns its result, or ""
-// if that takes longer than `patience`.
-std::string apart(Milliseconds patience, std::function<std::string()> body) {
-  const auto done = std::make_shared<std::promise<std::string>>();
-  auto result = done->get_future();
-  Monitor::get().runDetached([body = std::move(body), done] {
-    std::string text;
-    attempt([&] { text = body(); });  // raises if the store has ended with the rank that served it
-    done->set_value(std::move(text));
-  });
+// Runs `body` in another thread, since the store may block. Returns its result, or "" if that takes
+// longer than `patience`. Raises an error if the store has ended with the rank that served it.
+std::string within(Milliseconds patience, std::function<std::string()> body) {
+  auto result = apart(std::move(body));
   return waitRunning(result, patience) ? result.get() : "";
 }
 
@@ -52,26 +43,27 @@ std::string apart(Milliseconds patience, std::function<std::string()> body) {
 void leave(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const std::string& how,
     const InFlightOps& inFlight) noexcept try {
-  apart(kLeaving, [store, rank, size, how, last = inFlight.inspect([](const auto&, const auto& op) {
-          return op.seq == 0 ? std::string() : ", after " + describe(op);
-        })] {
-    const auto now = std::chrono::system_clock::now().time_since_epoch();
-    StoreBoard board(store);
-    board.set(
-        keyOf(rank),
-        std::to_string(std::chrono::duration_cast<Milliseconds>(now).count()) + " " + how + last);
-    board.claim(kFirstLeft, std::to_string(rank));
-    if (board.add(kLeftCount, 1) == size) {  // no rank is left that could ask
-      for (int each = 0; each < size; ++each) {
-        board.erase(keyOf(each));
-      }
-      board.erase(kFirstLeft);
-      board.erase(kLeftCount);
-    }
-    return "";
-  });
+  within(
+      kLeaving, [store, rank, size, how, last = inFlight.inspect([](const auto&, const auto& op) {
+        return op.seq == 0 ? std::string() : ", after " + describe(op);
+      })] {
+        const auto now = std::chrono::system_clock::now().time_since_epoch();
+        StoreBoard board(store);
+        board.set(
+            keyOf(rank), std::to_string(std::chrono::duration_cast<Milliseconds>(now).count()) +
+                             " " + how + last);
+        board.claim(kFirstLeft, std::to_string(rank));
+        if (board.add(kLeftCount, 1) == size) {  // no rank is left that could ask
+          for (int each = 0; each < size; ++each) {
+            board.erase(keyOf(each));
+          }
+          board.erase(kFirstLeft);
+          board.erase(kLeftCount);
+        }
+        return "";
+      });
 } catch (const std::exception&) {
-  // No thread can be started.
+  // No thread can be started, or the store has ended.
 }
 
 std::optional<Word> first(const c10::intrusive_ptr<c10d::Store>& store, const Group& group) {
@@ -92,7 +84,7 @@ bool has(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
 std::string tell(
     const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const Group& group) noexcept try {
-  return apart(kTelling, [store, ranks, group] {
+  return within(kTelling, [store, ranks, group] {
     StoreBoard board(store);
     std::multimap<long long, std::string> words;  // by time
     for (const int rank : ranks) {
@@ -108,7 +100,7 @@ std::string tell(
     return text;
   });
 } catch (const std::exception&) {
-  return "";  // no thread can be started
+  return "";  // no thread can be started, or the store has ended
 }
 
 }  // namespace torchcomms_pg::left_words

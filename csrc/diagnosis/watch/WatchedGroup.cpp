@@ -108,7 +108,7 @@ WatchedGroup::WatchedGroup(
       issued_(size),
       inFlight_(std::make_shared<GroupTotals>(group_.name, group_.backend, /*watched=*/true)),
       recorders_(recordersOf(group_, WatchedGroup::globalRanks(), rank)) {
-  process_totals::add(inFlight_.sharedTotals(), WatchedGroup::globalRanks()[rank]);
+  process_totals::add(inFlight_.sharedTotals(), globalRank());
 }
 
 WatchedGroup::~WatchedGroup() {
@@ -156,9 +156,7 @@ void WatchedGroup::open(const c10::intrusive_ptr<c10d::Store>& store, bool compa
   }
   enlist(shared_from_this());
   // The process's status server has to run when its looks for news begin.
-  status_.store(
-      std::shared_ptr<StatusPart>(
-          StatusPart::begin(shared_from_this(), store, /*severalHosts=*/true)));
+  status_.store(StatusPart::begin(*this, store, /*severalHosts=*/true));
   auto hosts = JobStore::of(store)->hosts();
   options.slack = [weak = std::weak_ptr(hosts)] {
     const auto known = weak.lock();
@@ -472,7 +470,7 @@ void WatchedGroup::check(Clock::time_point now) noexcept {
     if (verdicts_.look(*diagnosis)) {
       inFlight_.totals().noteFailure();
       process_totals::noteFailure();
-      dump();
+      dumpApart(*this);
     }
     const Milliseconds timeout(timeoutMs_.load(std::memory_order_relaxed));
     const auto late = verdicts_.overdue(
@@ -584,7 +582,7 @@ void WatchedGroup::tellFailure(const Operation& op) noexcept {
     Monitor::get().runDetached([unfinished = std::move(unfinished), self = shared_from_this(),
                                 store = store_, what = torchcomms_pg::describe(op),
                                 done]() mutable {
-      attempt([&] { self->dump(); });
+      dumpApart(*self);
       // It raises if the store has ended, for example with the rank that served it.
       attempt([&] { self->explainFailure(store, what); });
       done->set_value();
@@ -619,16 +617,6 @@ void WatchedGroup::explainFailure(
     const auto text = "torchcomms_pg: " + what + " of group '" + group_.name + "' has failed" + why;
     printLine("[rank " + group_.numberOf(rank_) + "] " + printable(text));
     error_file::write(printable(text), globalRanksOf(*this, ranks));
-  }
-}
-
-void WatchedGroup::dump() {
-  // Runs in another thread, since the wait for the GIL may be long and the monitor must not block.
-  if (auto unfinished = ExitGuard::begin()) {
-    Monitor::get().runDetached(
-        [unfinished = std::move(unfinished), rank = static_cast<int>(globalRanks()[rank_])] {
-          process_recorder::dumpAfterFailure(rank);
-        });
   }
 }
 

@@ -88,10 +88,6 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   const IssueCounts& issued() const override { return issued_; }
   bool queues() const override { return type_ != c10::DeviceType::CPU; }
   Waiter waiterFor(const InFlight& entry) const override;
-  bool meetsRootAlone() const override { return false; }
-  bool comparesSizes() const override { return false; }
-  bool endsUnseen() const override { return !queues(); }
-  Milliseconds relaxed() const override { return Milliseconds(0); }
   bool closed() const override { return closed_.load(std::memory_order_acquire); }
 
   void leave(const std::string& how) noexcept override;
@@ -126,7 +122,6 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   // about calls that have not returned, and about all of them if `wanted`. Returns false while
   // Python is being asked.
   bool forgetRaised(Clock::time_point now, bool wanted) REQUIRES(monitorThread);
-  void dump();
   // Once, makes the process write its latest operations, and say why an operation of the group has
   // ended with an error, as far as other ranks are the reason.
   void tellFailure(const Operation& op) noexcept;
@@ -149,7 +144,7 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   // null for a group of one rank
   AtomicShared<HangDiagnosis> diagnosis_;
   AtomicShared<status::Hosts> hosts_;
-  AtomicShared<StatusPart> status_;
+  AtomicShared<const StatusPart> status_;
 
   std::atomic<bool> asking_{false};  // the device's thread polls operations that threads wait for
 
