@@ -42,20 +42,20 @@ struct FreeAddresses {
   void operator()(addrinfo* first) const { freeaddrinfo(first); }
 };
 
-// Returns a connection, or one that is not open and the error's number.
-std::pair<FileDescriptor, int> connectTo(const addrinfo& address) {
-  FileDescriptor made(
+// Returns 0 if a process listens at the address, otherwise the error's number.
+int tryToConnect(const addrinfo& address) {
+  const FileDescriptor made(
       ::socket(
           address.ai_family, address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC,
           address.ai_protocol));
   if (!made) {
-    return {FileDescriptor(), errno};
+    return errno;
   }
   if (::connect(made.get(), address.ai_addr, address.ai_addrlen) == 0) {
-    return {std::move(made), 0};
+    return 0;
   }
   if (errno != EINPROGRESS) {
-    return {FileDescriptor(), errno};
+    return errno;
   }
   pollfd ready{made.get(), POLLOUT, 0};
   int polled = 0;
@@ -67,10 +67,7 @@ std::pair<FileDescriptor, int> connectTo(const addrinfo& address) {
   if (polled > 0) {
     ::getsockopt(made.get(), SOL_SOCKET, SO_ERROR, &error, &length);
   }
-  if (error != 0) {
-    return {FileDescriptor(), error};
-  }
-  return {std::move(made), 0};
+  return error;
 }
 
 // Raises c10::DistStoreError unless a process listens at the address. TCPStore would print several
@@ -86,8 +83,8 @@ void findServer(const std::string& host, uint16_t port) {
   }
   const std::unique_ptr<addrinfo, FreeAddresses> addresses(found);
   for (const auto* each = found; each != nullptr; each = each->ai_next) {
-    const auto [made, error] = connectTo(*each);
-    if (made) {
+    const int error = tryToConnect(*each);
+    if (error == 0) {
       return;
     }
     why = std::strerror(error);
@@ -110,7 +107,8 @@ int descriptorOf(const c10d::TCPStore& store) {
 
 PerProcess<JobStores> jobStores;
 
-std::shared_ptr<JobStore> known(const Name& name, auto make) {
+// Returns the connection of this name: `made`, unless there is one.
+std::shared_ptr<JobStore> known(const Name& name, std::shared_ptr<JobStore> made) {
   auto& stores = jobStores.get();
   LockGuard lock(stores.mutex);
   std::erase_if(stores.all, [](const auto& each) {
@@ -118,12 +116,11 @@ std::shared_ptr<JobStore> known(const Name& name, auto make) {
     return !store || store->hasEnded();
   });
   auto& slot = stores.all[name];
-  auto found = slot.lock();
-  if (!found) {
-    found = make();
-    slot = found;
+  if (auto found = slot.lock()) {
+    return found;
   }
-  return found;
+  slot = made;
+  return made;
 }
 
 }  // namespace
@@ -134,20 +131,17 @@ std::shared_ptr<JobStore> JobStore::of(const c10::intrusive_ptr<c10d::Store>& pr
     return at(tcp->getHost(), tcp->getPort());
   }
   if (const auto* const file = dynamic_cast<c10d::FileStore*>(store.get())) {
-    return known({file->getPath(), nullptr}, [&] {
-      return std::make_shared<JobStore>(file->getPath(), store);
-    });
+    return known({file->getPath(), nullptr}, std::make_shared<JobStore>(file->getPath(), store));
   }
   // The ranks of such a store, for example a HashStore, are threads of this process.
-  return known({"", store.get()}, [&] {
-    return std::make_shared<JobStore>(
-        "memory of process " + std::to_string(host::processId()), store);
-  });
+  return known(
+      {"", store.get()},
+      std::make_shared<JobStore>("memory of process " + std::to_string(host::processId()), store));
 }
 
 std::shared_ptr<JobStore> JobStore::at(const std::string& host, uint16_t port) {
   auto made = std::make_shared<JobStore>(host, port);
-  return known({made->address(), nullptr}, [&] { return made; });
+  return known({made->address(), nullptr}, made);
 }
 
 std::shared_ptr<status::Hosts> JobStore::hosts() {

@@ -1,19 +1,12 @@
 #include "diagnosis/store/Meeting.hpp"
 
-#include <cstdlib>
 #include <utility>
 #include <vector>
 
+#include "base/TextStreams.hpp"
 #include "host/Process.hpp"
 
 namespace torchcomms_pg {
-
-namespace {
-
-constexpr char kComes = '+';
-constexpr char kLeaves = '-';
-
-}  // namespace
 
 Meeting::Meeting(MeetingPlace place, int64_t rank)
     : place_(std::move(place)), rank_(rank), store_(JobStore::at(place_.host, place_.port)) {}
@@ -34,7 +27,7 @@ void Meeting::append(char what) {
 void Meeting::come() {
   LockGuard lock(mutex_);
   if (!listed_ && !left_) {
-    append(kComes);
+    append('+');
     listed_ = true;
   }
 }
@@ -43,7 +36,7 @@ void Meeting::leave(bool joined) {
   LockGuard lock(mutex_);
   left_ = true;
   if (std::exchange(listed_, false) && !joined) {
-    append(kLeaves);
+    append('-');
   }
 }
 
@@ -54,16 +47,14 @@ std::set<int64_t> Meeting::ranks() {
     return come;
   }
   const auto bytes = store_->call([&](auto& store) { return store.get(place_.key); });
-  const std::string text(bytes.begin(), bytes.end());
-  for (size_t begin = 0; begin < text.size();) {
-    const auto end = std::min(text.find('\n', begin), text.size());
-    const auto rank = std::atoll(text.c_str() + begin + 1);
-    if (text[begin] == kComes) {
+  TextReader lines({bytes.begin(), bytes.end()});
+  char what = 0;
+  for (int64_t rank = 0; lines >> what >> rank;) {
+    if (what == '+') {
       come.insert(rank);
     } else {
       come.erase(rank);
     }
-    begin = end + 1;
   }
   return come;
 }
