@@ -50,10 +50,6 @@ std::string readerOf(const std::string& path) {
                            : "process " + std::to_string(lock.l_pid);
 }
 
-[[noreturn]] void failToMake(const std::string& path, const std::string& why) {
-  throw std::runtime_error("flight recorder: cannot make the pipe " + path + ": " + why);
-}
-
 }  // namespace
 
 // State shared with the pipe's thread, which may outlive the pipe by the time of a dump.
@@ -71,7 +67,11 @@ struct DumpPipe::Reader {
       }
       if (ready > 0 && drain()) {
         if (const auto unfinished = ExitGuard::begin()) {
-          dump();
+          try {
+            process_recorder::dump(rank);
+          } catch (const std::exception& error) {
+            printError(error);
+          }
         }
       }
     }
@@ -87,14 +87,6 @@ struct DumpPipe::Reader {
       any = true;
     }
     return any;
-  }
-
-  void dump() const noexcept {
-    try {
-      process_recorder::dump(rank);
-    } catch (const std::exception& error) {
-      printError(error);
-    }
   }
 };
 
@@ -121,13 +113,9 @@ std::shared_ptr<DumpPipe> DumpPipe::hold(int rank) {
 
 void DumpPipe::removeAtExit() noexcept {
   auto& state = pipeState.get();
-  std::shared_ptr<DumpPipe> pipe;
-  {
-    LockGuard lock(state.mutex);
-    pipe = state.pipe.lock();
-  }
-  if (pipe) {
-    pipe->remove();
+  LockGuard lock(state.mutex);
+  if (state.latest != nullptr) {
+    unlink(state.latest->path_.c_str());
   }
 }
 
@@ -135,19 +123,19 @@ DumpPipe::DumpPipe(const std::string& prefix, int rank)
     : path_(prefix + std::to_string(rank) + ".pipe"),
       pid_(getpid()),
       reader_(std::make_shared<Reader>()) {
+  const auto failToMake = [&](const std::string& why) {
+    throw std::runtime_error("flight recorder: cannot make the pipe " + path_ + ": " + why);
+  };
   // Replaces a pipe that a killed process left, but no other file.
   struct stat there{};
   if (lstat(path_.c_str(), &there) == 0 && !S_ISFIFO(there.st_mode)) {
-    failToMake(path_, "there is something else at that path");
+    failToMake("there is something else at that path");
   }
   if (const auto reader = readerOf(path_); !reader.empty()) {
-    failToMake(path_, reader + " reads the one that is there");
+    failToMake(reader + " reads the one that is there");
   }
-  if (unlink(path_.c_str()) != 0 && errno != ENOENT) {
-    failToMake(path_, std::strerror(errno));
-  }
-  if (mkfifo(path_.c_str(), 0666) != 0) {
-    failToMake(path_, std::strerror(errno));
+  if ((unlink(path_.c_str()) != 0 && errno != ENOENT) || mkfifo(path_.c_str(), 0666) != 0) {
+    failToMake(std::strerror(errno));
   }
   // Opens the pipe for writing too, so that a writer that closes it causes no end of file.
   reader_->pipe = FileDescriptor(open(path_.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
@@ -158,13 +146,13 @@ DumpPipe::DumpPipe(const std::string& prefix, int rank)
   if (!reader_->pipe || !reader_->end || fcntl(reader_->pipe.get(), F_SETLK, &lock) != 0) {
     const std::string why = std::strerror(errno);
     unlink(path_.c_str());
-    failToMake(path_, why);
+    failToMake(why);
   }
   try {
     startDetached("tcpg_dump_pipe", [reader = reader_] { reader->run(); });
   } catch (const std::system_error& error) {
     unlink(path_.c_str());
-    failToMake(path_, std::string("no thread can be started to read it: ") + error.what());
+    failToMake(std::string("no thread can be started to read it: ") + error.what());
   }
 }
 
@@ -174,16 +162,10 @@ DumpPipe::~DumpPipe() {
     LockGuard lock(state.mutex);
     if (state.latest == this) {  // otherwise a later group has made a new pipe
       state.latest = nullptr;
-      remove();
+      unlink(path_.c_str());
     }
     const uint64_t one = 1;
     [[maybe_unused]] const auto told = write(reader_->end.get(), &one, sizeof(one));
-  }
-}
-
-void DumpPipe::remove() noexcept {
-  if (pid_ == getpid()) {
-    unlink(path_.c_str());
   }
 }
 

@@ -30,8 +30,6 @@ class DumpPipe {
  private:
   struct Reader;
 
-  void remove() noexcept;
-
   const std::string path_;
   const pid_t pid_;  // a forked child must neither read nor remove the pipe
   std::shared_ptr<Reader> reader_;
