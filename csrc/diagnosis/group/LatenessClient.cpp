@@ -1,5 +1,7 @@
 #include "diagnosis/group/LatenessClient.hpp"
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
 #include <algorithm>
 #include <exception>
 #include <iomanip>
@@ -9,7 +11,6 @@
 #include <vector>
 
 #include "base/ExitGuard.hpp"
-#include "base/Mutex.hpp"
 #include "base/PerProcess.hpp"
 #include "base/TextStreams.hpp"
 #include "diagnosis/rank/Fields.hpp"
@@ -30,34 +31,31 @@ constexpr std::chrono::minutes kBetweenWarnings{1};
 
 std::atomic<bool> warns{true};
 
-struct Warned {
-  Mutex mutex;
-  std::optional<Clock::time_point> at GUARDED_BY(mutex);
-};
-
-// This process's groups that publish.
+// What this process's groups share.
 struct Publishing {
-  std::atomic<int> groups{0};
-  std::atomic<int> ranks{0};  // of the largest
+  std::atomic<int> groups{0};  // that publish
+  std::atomic<int> ranks{0};   // of the largest
+  std::atomic<Clock::time_point> warnedAt{Clock::time_point(-kBetweenWarnings)};
 };
 PerProcess<Publishing> publishing;
 
 // Returns whether this process may warn now, and records that it does.
 bool takesWarning(Clock::time_point now) {
-  static PerProcess<Warned> ofProcess;
-  auto& warned = ofProcess.get();
-  LockGuard lock(warned.mutex);
-  if (warned.at && now - *warned.at < kBetweenWarnings) {
-    return false;
-  }
-  warned.at = now;
-  return true;
+  auto& warnedAt = publishing.get().warnedAt;
+  auto last = warnedAt.load();
+  return now - last >= kBetweenWarnings && warnedAt.compare_exchange_strong(last, now);
 }
 
 }  // namespace
 
 struct LatenessClient::State {
-  State(const c10::intrusive_ptr<c10d::Store>& store, int ranks) : board(store), size(ranks) {
+  State(
+      const c10::intrusive_ptr<c10d::Store>& store, const std::string& place, Group of, int own,
+      int ranks)
+      : board(c10::make_intrusive<c10d::PrefixStore>("torchcomms_pg/late/" + place, store)),
+        group(std::move(of)),
+        rank(own),
+        size(ranks) {
     auto& known = publishing.get();
     ++known.groups;
     known.ranks = std::max<int>(known.ranks, size);
@@ -70,12 +68,11 @@ struct LatenessClient::State {
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
-  StoreBoard board;  // the group's part of the job's store
-  std::shared_ptr<const ArrivalLog> log;
-  std::string place;
+  StoreBoard board;  // the ranks' arrivals, by rank
+  const std::shared_ptr<ArrivalLog> log = std::make_shared<ArrivalLog>();
   const OwnProcess process;
-  Group group;
-  int rank = 0;
+  const Group group;
+  const int rank;
   const int size;
   std::atomic<bool> busy{false};    // a thread is publishing
   std::atomic<bool> gone{false};    // the store is gone
@@ -90,12 +87,10 @@ struct LatenessClient::State {
   // State of the thread that publishes.
   std::optional<int> late;  // the late rank of the last judgement, if any
 
-  std::string key(int of) const { return place + std::to_string(of); }
-
   void publish() {
     if (!closed) {
       published = true;
-      board.set(key(rank), fields::write(log->get()));
+      board.set(std::to_string(rank), fields::write(log->get()));
     }
     if (closed) {
       takeBack();  // close() may have done so before the key was there
@@ -108,16 +103,14 @@ struct LatenessClient::State {
     for (int each = 0; each < size; ++each) {
       if (each == rank) {
         all[each] = log->get();
-        continue;
-      }
-      if (const auto text = board.get(key(each))) {
+      } else if (const auto text = board.get(std::to_string(each))) {
         all[each] = fields::read<Arrivals>(*text).value_or(Arrivals{});
       }
     }
     return all;
   }
 
-  void takeBack() { board.erase(key(rank)); }
+  void takeBack() { board.erase(std::to_string(rank)); }
 
   void warn(Clock::time_point now) {
     const auto lateness = judgeLateness(read());
@@ -151,13 +144,8 @@ void LatenessClient::open(
   if (size == 1 || store == nullptr) {
     return;
   }
-  const auto log = std::make_shared<ArrivalLog>();
-  auto state = std::make_shared<State>(store, size);
-  state->log = log;
-  state->place = "torchcomms_pg/late/" + place + "/";
-  state->group = std::move(group);
-  state->rank = rank;
-  log_ = log;
+  auto state = std::make_shared<State>(store, place, std::move(group), rank, size);
+  log_ = state->log;
   state_.store(std::move(state));
   noting_.store(true, std::memory_order_release);
 }

@@ -77,16 +77,14 @@ class Entry final : public Monitor::Watched, public std::enable_shared_from_this
 
   // Prints that the wait has ended, if its verdict was printed.
   void end(bool joined) {
-    bool printed = false;
     std::string written;
     {
       LockGuard lock(mutex_);
       ended_ = true;
       server_.reset();
-      printed = printed_;
       written = written_;
     }
-    if (printed) {
+    if (!written.empty()) {
       printLine(
           "torchcomms_pg: the verdict on " + wait.text + " is over: it has ended, " +
           inSeconds(age()) + " after its begin");
@@ -197,7 +195,6 @@ class Entry final : public Monitor::Watched, public std::enable_shared_from_this
           (first ? text.substr(0, text.find('\n')) + " (the rest: the output of rank " +
                        std::to_string(*first) + ", or python -m torchcomms_pg.status)"
                  : text));
-      printed_ = true;
       written_ = "torchcomms_pg: " + text;
       error_file::write(written_, missing);
     }
@@ -212,8 +209,7 @@ class Entry final : public Monitor::Watched, public std::enable_shared_from_this
 
   Mutex mutex_;
   bool ended_ GUARDED_BY(mutex_) = false;
-  bool printed_ GUARDED_BY(mutex_) = false;
-  std::string written_ GUARDED_BY(mutex_);
+  std::string written_ GUARDED_BY(mutex_);  // the verdict that has been printed, or ""
   // Serves this wait until it ends.
   std::shared_ptr<status::StatusServer> server_ GUARDED_BY(mutex_);
 };

@@ -76,20 +76,16 @@ void addTo(Group& group, const Known& known, Clock::time_point now) {
   }
 }
 
-// Returns the group of this name and backend in `groups`; adds it if it is missing.
-auto find(auto& groups, const std::string& name, const std::string& backend, bool watched) {
-  const auto same = [&](const Group& group) {
-    return group.name == name && group.backend == backend && group.watched == watched;
-  };
-  auto found = std::find_if(groups.begin(), groups.end(), same);
-  if (found == groups.end()) {
-    Group fresh;
-    fresh.name = name;
-    fresh.backend = backend;
-    fresh.watched = watched;
-    found = groups.insert(groups.end(), std::move(fresh));
-  }
-  return found;
+// Returns the group of the name and backend of `wanted` in `groups`; adds it if it is missing.
+auto find(auto& groups, Group wanted) {
+  const auto found = std::ranges::find_if(groups, [&](const Group& group) {
+    return group.name == wanted.name && group.backend == wanted.backend &&
+           group.watched == wanted.watched;
+  });
+  return found == groups.end() ? groups.insert(found, std::move(wanted)) : found;
+}
+auto find(auto& groups, const GroupTotals& of) {
+  return find(groups, Group{of.group(), of.backend(), of.watched()});
 }
 
 // Moves the sums of ended groups from `groups` to `ended`.
@@ -102,7 +98,7 @@ void settle(State& state) REQUIRES(state.mutex) {
     }
     std::atomic_thread_fence(std::memory_order_acquire);  // makes the last holder's sums visible
     totals->setInFlight(0, {});
-    const auto known = find(state.ended, totals->group(), totals->backend(), totals->watched());
+    const auto known = find(state.ended, *totals);
     addTo(*known, group, now);
     state.ended.splice(state.ended.end(), state.ended, known);
     return true;
@@ -110,7 +106,7 @@ void settle(State& state) REQUIRES(state.mutex) {
   const auto named = [](const Group& group) { return group.name != kOthers; };
   for (auto left = std::ranges::count_if(state.ended, named); left > int64_t{kEnded}; --left) {
     const auto oldest = std::ranges::find_if(state.ended, named);
-    const auto others = find(state.ended, kOthers, oldest->backend, oldest->watched);
+    const auto others = find(state.ended, Group{kOthers, oldest->backend, oldest->watched});
     for (const auto& operation : oldest->operations) {
       addTo(*others, operation);
     }
@@ -153,15 +149,13 @@ Totals read() {
   totals.groups.assign(state.ended.begin(), state.ended.end());
   const auto now = Clock::now();
   for (const auto& live : state.groups) {
-    const auto& of = *live.totals;
-    const auto group = find(totals.groups, of.group(), of.backend(), of.watched());
+    const auto group = find(totals.groups, *live.totals);
     group->live = true;
     addTo(*group, live, now);
   }
   for (const auto& group : active) {
     if (const auto judged = group->lateness().judged()) {
-      const auto& of = group->inFlight().totals();
-      find(totals.groups, of.group(), of.backend(), of.watched())->lateness = judged->ranks;
+      find(totals.groups, group->inFlight().totals())->lateness = judged->ranks;
     }
   }
   return totals;

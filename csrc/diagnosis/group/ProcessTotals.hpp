@@ -31,10 +31,11 @@ struct Group {
   bool watched = false;
   bool live = false;  // whether at least one of them has not ended
   uint64_t inFlight = 0;
-  Clock::duration oldest{0};           // age of the oldest operation in flight, or 0
-  uint64_t failures = 0;               // see GroupTotals::noteFailure
-  std::vector<RankLateness> lateness;  // by rank; empty if this process knows none
-  std::vector<Operation> operations;   // kinds with an operation that has ended or was waited for
+  Clock::duration oldest{0};                // age of the oldest operation in flight, or 0
+  uint64_t failures = 0;                    // see GroupTotals::noteFailure
+  std::vector<RankLateness> lateness = {};  // by rank; empty if this process knows none
+  std::vector<Operation> operations =
+      {};  // kinds with an operation that has ended or was waited for
 };
 
 struct Totals {

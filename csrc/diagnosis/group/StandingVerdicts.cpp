@@ -102,16 +102,15 @@ void StandingVerdicts::ask(
     HangDiagnosis& diagnosis, const std::optional<Overdue>& overdue, Clock::time_point now,
     Milliseconds timeout, const Request& request) {
   if (overdue && group_.inFlight().has(overdue->op)) {
-    asked_.emplace().noteFrom(overdue->op);
-    askedBegun_ = overdue->begun;
+    asked_ = overdue;
   }
   if (!asked_) {
     return;
   }
-  auto asked = request(*asked_, askedBegun_ + timeout);
-  asked.ended = !group_.inFlight().has(*asked_);
+  auto asked = request(asked_->op, asked_->begun + timeout);
+  asked.ended = !group_.inFlight().has(asked_->op);
   if (const auto verdict = diagnosis.ask(asked, now)) {
-    take(*verdict, *std::exchange(asked_, std::nullopt), asked.wait, now, timeout);
+    take(*verdict, std::exchange(asked_, std::nullopt)->op, asked.wait, now, timeout);
   }
 }
 

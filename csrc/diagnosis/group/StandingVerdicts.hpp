@@ -61,9 +61,7 @@ class StandingVerdicts {
   Clock::time_point latestCompleted() const;
 
   const GroupActivity& group_;
-  std::optional<Operation> asked_ GUARDED_BY(monitorThread);  // the diagnosed operation
-  // Time from which its deadline counts.
-  Clock::time_point askedBegun_ GUARDED_BY(monitorThread){};
+  std::optional<Overdue> asked_ GUARDED_BY(monitorThread);  // the diagnosed operation
   // Operations issued before this time need no further verdict.
   Clock::time_point settled_ GUARDED_BY(monitorThread){};
   // Time of the verdict that look() has returned.
