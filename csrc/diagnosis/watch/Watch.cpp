@@ -26,8 +26,6 @@ struct Call {
   int64_t id;                   // c10d's id, by which the post hook finds the call
   std::weak_ptr<WatchedOp> op;  // null once its group is closed
   c10::Device device;
-  bool told;  // true if the backend reports its completion
-  bool fake;  // true if the operation ends with its call
 };
 // What is known of a thread.
 struct Thread {
@@ -135,13 +133,16 @@ const at::Tensor* firstTensor(const latest::PreHookArgs& args) {
   return tensors.empty() ? nullptr : &tensors.front();
 }
 
-// Returns the part for the operation's type of device, or null if no part is for it.
-auto* partOf(const latest::PreHookArgs& args, const auto& parts) {
+// Returns the group for the operation's type of device, or null if no group is for it.
+std::shared_ptr<WatchedGroup> groupOf(const latest::PreHookArgs& args, const auto& parts) {
   const auto* const tensor = firstTensor(args);
-  const auto found = std::ranges::find_if(parts, [&](const auto& part) {
-    return tensor == nullptr || part.type == tensor->device().type();
-  });
-  return found == parts.end() ? nullptr : &*found;
+  for (const auto& part : parts) {
+    auto group = part.lock();
+    if (group && (tensor == nullptr || group->type() == tensor->device().type())) {
+      return group;
+    }
+  }
+  return nullptr;
 }
 
 // Returns the operation's device, or the current one if the operation has no tensor.
@@ -201,11 +202,9 @@ std::shared_ptr<Watch> Watch::begin(
     told.description = group.getGroupDesc();
     told.backend = backend->getBackendName();
     told.globalRanks = ranks;
-    const bool fake = told.backend == "fake";
     auto watched = Monitor::watch<WatchedGroup>(
         std::move(told), group.getRank(), group.getSize(), type, timeout);
-    Part part{watched, type, /*told=*/false, fake};
-    if (!fake && store) {
+    if (!watched->fake() && store) {
       watched->open(
           c10::make_intrusive<c10d::PrefixStore>(
               std::string("torchcomms_pg/") + c10::DeviceTypeName(type, /*lower_case=*/true),
@@ -213,15 +212,16 @@ std::shared_ptr<Watch> Watch::begin(
           std::exchange(compares, false));
     }
     if (type != c10::DeviceType::CPU) {
-      part.told = registerCompletionHook(
-          *backend, kHookId, [weak = part.group](const latest::CompletionHookArgs& args) {
+      watched->setTold(registerCompletionHook(
+          *backend, kHookId,
+          [weak = std::weak_ptr(watched)](const latest::CompletionHookArgs& args) {
             if (const auto known = weak.lock()) {
               known->completed(args);
             }
-          });
+          }));
     }
+    parts.insert(type == barriers ? parts.begin() : parts.end(), watched);
     groups->push_back(std::move(watched));
-    parts.insert(type == barriers ? parts.begin() : parts.end(), std::move(part));
   }
   watch->groups_.store(std::move(groups));
   // The group keeps the watch alive through its hooks.
@@ -233,7 +233,7 @@ std::shared_ptr<Watch> Watch::begin(
 
 void Watch::setTimeout(Milliseconds timeout) {
   for (const auto& part : parts_) {
-    if (const auto group = part.group.lock()) {
+    if (const auto group = part.lock()) {
       group->setTimeout(timeout);
     }
   }
@@ -241,7 +241,7 @@ void Watch::setTimeout(Milliseconds timeout) {
 
 Lateness Watch::lateness(const char* operation) const {
   for (const auto& part : parts_) {
-    const auto group = part.group.lock();
+    const auto group = part.lock();
     if (group && !group->queues()) {
       return group->lateness().ask(operation);
     }
@@ -273,13 +273,12 @@ void Watch::before(const latest::PreHookArgs& args) try {
   auto& thread = thisThreads();
   const auto now = Clock::now();
   thread.pass(now);
-  const auto* const part = partOf(args, parts_);
-  const auto group = part == nullptr ? nullptr : part->group.lock();
+  const auto group = groupOf(args, parts_);
   const auto kind = group ? kindOf(args, group->size()) : std::nullopt;
   if (!kind || !group->ofThisProcess()) {
     return;
   }
-  const auto device = deviceOf(args, part->type);
+  const auto device = deviceOf(args, group->type());
   if (group->queues() && isCapturing(currentStream(device))) {
     return;  // the operation goes into a graph, whose replays are not seen
   }
@@ -306,8 +305,8 @@ void Watch::before(const latest::PreHookArgs& args) try {
     op.numelOut = op.numelIn;  // the operation works in place
   }
   op.bytes = std::max(op.numelIn, op.numelOut) * static_cast<int64_t>(c10::elementSize(op.dtype));
-  const auto begun = group->begin(std::move(op), args, std::move(stack), part->told);
-  thread.calls.push_back({this, args.op_id, begun, device, part->told, part->fake});
+  const auto begun = group->begin(std::move(op), args, std::move(stack));
+  thread.calls.push_back({this, args.op_id, begun, device});
 } catch (const std::exception&) {
   // Out of memory: the operation goes on unwatched.
 }
@@ -333,7 +332,7 @@ void Watch::after(const latest::PostHookArgs& args) {
     return;
   }
   auto& group = op->group();
-  if (call.fake) {
+  if (group.fake()) {
     group.end(*op, /*completed=*/true);
     return;
   }
@@ -341,7 +340,7 @@ void Watch::after(const latest::PostHookArgs& args) {
     if (!group.queues() && group.size() > 1) {
       followWait(thread, *op, args.work);
     }
-    group.leave(op, args.work, call.device, call.told);
+    group.leave(op, args.work, call.device);
     if (!op->operation().async && !group.queues()) {
       thread.waiting = std::move(call.op);
     }

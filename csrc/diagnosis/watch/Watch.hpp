@@ -37,20 +37,13 @@ class Watch : public std::enable_shared_from_this<Watch> {
   static void failCalls() noexcept;
 
  private:
-  // The group's part for one type of device.
-  struct Part {
-    std::weak_ptr<WatchedGroup> group;  // null once the watch is closed
-    c10::DeviceType type;
-    bool told = false;  // true if the backend reports completions
-    bool fake = false;  // true if the backend sends nothing: operations end with their calls
-  };
-
   void before(const latest::PreHookArgs& args);
   void after(const latest::PostHookArgs& args);
 
   using Groups = std::vector<std::shared_ptr<WatchedGroup>>;
 
-  std::vector<Part> parts_;  // the first serves operations without tensors
+  // The group's parts, each for one type of device; the first serves operations without tensors.
+  std::vector<std::weak_ptr<WatchedGroup>> parts_;
   // Keeps the groups of all parts alive. Null once the watch is closed.
   AtomicShared<const Groups> groups_;
 };

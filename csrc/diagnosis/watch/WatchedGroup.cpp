@@ -213,7 +213,7 @@ void WatchedGroup::close() {
 }
 
 std::shared_ptr<WatchedOp> WatchedGroup::begin(
-    Operation op, const latest::PreHookArgs& args, Stack stack, bool told) {
+    Operation op, const latest::PreHookArgs& args, Stack stack) {
   issued_.number(op);
   if (op.collective) {
     lateness_.arrive(op.seq, op.issued);
@@ -225,7 +225,7 @@ std::shared_ptr<WatchedOp> WatchedGroup::begin(
     record(*begun, args);
   }
   begun->setEntry(inFlight_.add(begun->operation(), begun));
-  if (told) {
+  if (tells_) {
     begun->setCounted();
     LockGuard lock(mutex_);
     ++calls_;
@@ -260,21 +260,20 @@ void WatchedGroup::record(WatchedOp& watched, const latest::PreHookArgs& args) {
 }
 
 void WatchedGroup::leave(
-    const std::shared_ptr<WatchedOp>& op, c10::intrusive_ptr<c10d::Work> work, c10::Device device,
-    bool told) {
+    const std::shared_ptr<WatchedOp>& op, c10::intrusive_ptr<c10d::Work> work, c10::Device device) {
   const bool async = op->operation().async;
   if (work && async) {
     inFlight_.leave(op->operation());
   }
-  if (!work && !told && queues()) {
+  if (!work && !tells_ && queues()) {
     // Up to 2.14, torch's nccl gives no Work to a caller that does not ask for one.
     op->leaveInStream(device);
     askLater(op, device);
     return;
   }
   bool ended = !work;
-  const auto key = told && work ? completionKey(*work) : 0;
-  if (told) {
+  const auto key = tells_ && work ? completionKey(*work) : 0;
+  if (tells_) {
     LockGuard lock(mutex_);
     ended = ended || early_.erase(key) > 0 || closed();
     if (!ended && key != 0) {
@@ -481,7 +480,14 @@ void WatchedGroup::check(Clock::time_point now) noexcept {
     if (wanted && !known && now - *wantedAt_ < WatchedOp::kQuestion) {
       return;  // a thread that seems to be in a call may have left it
     }
-    answer(*diagnosis, now);
+    if (diagnosis->takeRing()) {
+      if (const auto hosts = hosts_.load()) {
+        hosts->news().ring(key_);
+      }
+    }
+    if (diagnosis->wantsStatus()) {
+      diagnosis->answer(snapshotOf(*this, now));
+    }
     verdicts_.ask(
         *diagnosis, late, now, timeout, [&](const Operation& op, Clock::time_point deadline) {
           auto request = requestAbout(*this, op, now, timeout, deadline);
@@ -490,17 +496,6 @@ void WatchedGroup::check(Clock::time_point now) noexcept {
         });
   } catch (const std::exception&) {
     // Out of memory, or no thread can be started; the next tick tries again.
-  }
-}
-
-void WatchedGroup::answer(HangDiagnosis& diagnosis, Clock::time_point now) {
-  if (diagnosis.takeRing()) {
-    if (const auto hosts = hosts_.load()) {
-      hosts->news().ring(key_);
-    }
-  }
-  if (diagnosis.wantsStatus()) {
-    diagnosis.answer(snapshotOf(*this, now));
   }
 }
 
@@ -538,11 +533,6 @@ bool WatchedGroup::forgetRaised(Clock::time_point now, bool wanted) {
   return known;
 }
 
-c10::intrusive_ptr<c10d::Store> WatchedGroup::store() const {
-  LockGuard lock(mutex_);
-  return store_;
-}
-
 bool WatchedGroup::hasFailed() noexcept {
   try {
     // The caller may have got an operation's end before the operation was polled.
@@ -565,7 +555,10 @@ bool WatchedGroup::hasFailed() noexcept {
 
 void WatchedGroup::leave(const std::string& how) noexcept {
   hasFailed();  // finds the reason of an error before all have left, which erases all words
-  if (const auto store = this->store()) {
+  UniqueLock lock(mutex_);
+  const auto store = store_;
+  lock.unlock();
+  if (store) {
     left_words::leave(store, rank_, size_, how, inFlight_);
   }
 }

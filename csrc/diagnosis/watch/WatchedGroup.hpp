@@ -47,21 +47,24 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   // Forgets all operations in flight: the group is being destroyed.
   void close();
   bool ofThisProcess() const { return process_.isThis(); }
+  c10::DeviceType type() const { return type_; }
+  // Returns whether the backend sends nothing: operations end with their calls.
+  bool fake() const { return group_.backend == "fake"; }
+  // Sets whether the backend reports completions, see completed(). Call before the first operation.
+  void setTold(bool told) { tells_ = told; }
 
   void setTimeout(Milliseconds timeout) { timeoutMs_.store(timeout.count()); }
 
   // Functions in the order of an operation's life.
   //
   // Numbers and records an operation that the calling thread is about to issue. `stack`: Python's
-  // stack. `told`: as for leave().
-  std::shared_ptr<WatchedOp> begin(
-      Operation op, const latest::PreHookArgs& args, Stack stack, bool told);
+  // stack.
+  std::shared_ptr<WatchedOp> begin(Operation op, const latest::PreHookArgs& args, Stack stack);
   // Records that the operation's call has returned. A null `work` ends the operation, unless it is
-  // in a stream of the device. `device`: the operation's device. `told`: the backend reports its
-  // completion, see completed().
+  // in a stream of the device. `device`: the operation's device.
   void leave(
-      const std::shared_ptr<WatchedOp>& op, c10::intrusive_ptr<c10d::Work> work, c10::Device device,
-      bool told);
+      const std::shared_ptr<WatchedOp>& op, c10::intrusive_ptr<c10d::Work> work,
+      c10::Device device);
   // Records that the thread that has waited for the operation goes on at this time.
   void pass(std::shared_ptr<WatchedOp> op, Clock::time_point now);
   // Forgets an operation whose call has raised. This and the next two have an effect once.
@@ -114,7 +117,6 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   // Returns the operations in flight for which `chosen` is true.
   std::vector<std::shared_ptr<WatchedOp>> operations(auto chosen) const;
   std::shared_ptr<HangDiagnosis> diagnosis() const { return diagnosis_.load(); }
-  void answer(HangDiagnosis& diagnosis, Clock::time_point now);
   // Returns the time from which an operation's deadline counts: a queued collective first waits for
   // the one before it, and a message for a thread. Returns nullopt if nothing waits for it.
   std::optional<Clock::time_point> begun(const InFlightOps::List& ops, const InFlight& entry) const;
@@ -126,12 +128,12 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   // ended with an error, as far as other ranks are the reason.
   void tellFailure(const Operation& op) noexcept;
   void explainFailure(const c10::intrusive_ptr<c10d::Store>& store, const std::string& what) const;
-  c10::intrusive_ptr<c10d::Store> store() const;
 
   const Group group_;
   const int rank_;
   const int size_;
   const c10::DeviceType type_;
+  bool tells_ = false;
   const OwnProcess process_;
   const uint64_t key_;
   std::atomic<int64_t> timeoutMs_;
