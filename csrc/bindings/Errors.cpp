@@ -9,12 +9,9 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Returns the Python class of CommError, which torchcomms_pg/errors.py makes. Null before
-// set_comm_error. Never destroyed: it is needed until the interpreter ends.
-py::object& commErrorClass() {
-  static auto& type = neverDestroyed<py::object>();
-  return type;
-}
+// The Python class of CommError, which torchcomms_pg/errors.py makes. Null before set_comm_error.
+// Never destroyed: it is needed until the interpreter ends.
+py::object& commErrorClass = neverDestroyed<py::object>();
 
 // Returns the text, with U+FFFD in place of bytes that are not UTF-8. The text may come from
 // libraries and other processes, and a decoding error would hide the failure.
@@ -25,11 +22,10 @@ py::str readable(const std::string& text) {
 
 py::object commError(const CommError& error) {
   const auto& failure = error.failure();
-  const auto& type = commErrorClass();
-  if (!type) {
+  if (!commErrorClass) {
     throw error;  // torch converts a CommError to its DistBackendError
   }
-  return type(
+  return commErrorClass(
       readable(failure.text()), py::arg("op") = failure.op, py::arg("seq") = failure.seq,
       py::arg("group") = readable(failure.group), py::arg("ranks") = failure.ranks,
       py::arg("verdict") = readable(failure.verdict.empty() ? failure.message : failure.verdict),
@@ -68,8 +64,7 @@ void bindErrors(py::module_& module) {
     }
   });
   module.def(
-      "set_comm_error", [](py::object type) { commErrorClass() = std::move(type); },
-      py::arg("type"));
+      "set_comm_error", [](py::object type) { commErrorClass = std::move(type); }, py::arg("type"));
 }
 
 }  // namespace torchcomms_pg

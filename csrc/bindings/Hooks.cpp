@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <chrono>
 #include <ostream>
 #include <string>
@@ -16,12 +17,9 @@ namespace torchcomms_pg {
 
 namespace {
 
-// Returns the Python class of a Work in a hook's arguments. Never destroyed, since hooks need it
-// until the interpreter ends.
-py::object& workClass() {
-  static auto& type = neverDestroyed<py::object>();
-  return type;
-}
+// The Python class of a Work in a hook's arguments. Never destroyed, since hooks need it until the
+// interpreter ends.
+py::object& workClass = neverDestroyed<py::object>();
 
 // A Python function that threads without the GIL may call and free.
 class Function {
@@ -62,11 +60,8 @@ py::object oneOrList(const std::vector<at::Tensor>& tensors) {
 std::vector<at::Tensor> distinct(const PreHookArgs& args) {
   auto tensors = args.inputs;
   for (const auto& output : args.outputs) {
-    bool seen = false;
-    for (const auto& input : args.inputs) {
-      seen |= output.is_same(input);
-    }
-    if (!seen) {
+    const auto same = [&](const at::Tensor& input) { return output.is_same(input); };
+    if (std::ranges::none_of(args.inputs, same)) {
       tensors.push_back(output);
     }
   }
@@ -157,7 +152,7 @@ py::object workOf(PostHookArgs& args) {
   if (!args.work && args.finished) {
     args.work = args.finished();
   }
-  return args.work ? workClass()(args.work) : py::none();
+  return args.work ? workClass(args.work) : py::none();
 }
 
 std::string reprOf(PostHookArgs& args) {
@@ -298,12 +293,18 @@ class Handle {
   const Hooks::Id id_;
 };
 
+template <class Hook>
+Handle added(Comm& self, Hook hook) {
+  const auto& hooks = self->hooks();
+  return Handle(hooks, hooks->add(std::move(hook)));
+}
+
 }  // namespace
 
 void bindHooks(py::module_& module) {
   bindArgs(module);
   module.def(
-      "set_work_type", [](py::object type) { workClass() = std::move(type); }, py::arg("type"));
+      "set_work_type", [](py::object type) { workClass = std::move(type); }, py::arg("type"));
 
   module.def(
       "refuse_nan", &refuseNan, py::arg("args"), py::arg("rank"),
@@ -325,37 +326,32 @@ void bindHooks(py::module_& module) {
       .def(
           "register_pre_hook",
           [](Comm& self, py::function hook) {
-            const auto& hooks = self->hooks();
-            return Handle(hooks, hooks->add(Hooks::Pre(Function(std::move(hook)))));
+            return added(self, Hooks::Pre(Function(std::move(hook))));
           },
           py::arg("hook"))
       .def(
           "register_post_hook",
           [](Comm& self, py::function hook) {
-            const auto& hooks = self->hooks();
-            return Handle(
-                hooks, hooks->add(
-                           Hooks::Post([function = Function(std::move(hook))](
-                                           const std::shared_ptr<PostHookArgs>& args) {
-                             if (args->apart) {
-                               function.callUnraisable("a post hook of torchcomms_pg", args);
-                             } else {
-                               function(args);
-                             }
-                           })));
+            return added(
+                self, Hooks::Post([function = Function(std::move(hook))](
+                                      const std::shared_ptr<PostHookArgs>& args) {
+                  if (args->apart) {
+                    function.callUnraisable("a post hook of torchcomms_pg", args);
+                  } else {
+                    function(args);
+                  }
+                }));
           },
           py::arg("hook"))
       .def(
           "register_end_hook",
           [](Comm& self, py::function hook) {
             self->enableTiming();
-            const auto& hooks = self->hooks();
-            return Handle(
-                hooks, hooks->add(
-                           Hooks::End([function = Function(std::move(hook))](
-                                          const std::shared_ptr<EndHookArgs>& args) {
-                             function.callUnraisable("an end hook of torchcomms_pg", args);
-                           })));
+            return added(
+                self, Hooks::End([function = Function(std::move(hook))](
+                                     const std::shared_ptr<EndHookArgs>& args) {
+                  function.callUnraisable("an end hook of torchcomms_pg", args);
+                }));
           },
           py::arg("hook"))
       .def(

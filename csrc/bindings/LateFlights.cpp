@@ -231,7 +231,7 @@ LateFlight::LateFlight(
 
 bool LateFlight::gone() const {
   const auto& spans = outputs.empty() ? inputs : outputs;
-  return std::all_of(spans.begin(), spans.end(), [](const Span& each) { return each.freed(); });
+  return std::ranges::all_of(spans, &Span::freed);
 }
 
 namespace flights {
@@ -254,9 +254,8 @@ bool end(const LateFlight& flight) {
   Registry& all = *registry.load(std::memory_order_acquire);
   std::shared_ptr<LateFlight> removed;  // freed without the mutex: takes the GIL
   const std::unique_lock lock(all.mutex);
-  const auto found = std::find_if(all.flights.begin(), all.flights.end(), [&](const auto& each) {
-    return each.get() == &flight;
-  });
+  const auto found =
+      std::ranges::find_if(all.flights, [&](const auto& each) { return each.get() == &flight; });
   if (found == all.flights.end()) {
     return false;
   }
@@ -292,16 +291,14 @@ bool concern(const at::Tensor& tensor) {
   const auto touches = [&](const Span& span) { return begin < span.end() && span.begin() < end; };
   Registry& all = *registry.load(std::memory_order_acquire);
   const std::shared_lock lock(all.mutex);
-  return std::any_of(all.flights.begin(), all.flights.end(), [&](const auto& each) {
-    return std::any_of(each->outputs.begin(), each->outputs.end(), touches) ||
-           std::any_of(each->inputs.begin(), each->inputs.end(), touches);
+  return std::ranges::any_of(all.flights, [&](const auto& each) {
+    return std::ranges::any_of(each->outputs, touches) ||
+           std::ranges::any_of(each->inputs, touches);
   });
 }
 
 bool concern(const std::vector<at::Tensor>& tensors) {
-  return any() && std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& each) {
-           return concern(each);
-         });
+  return std::ranges::any_of(tensors, [](const at::Tensor& each) { return concern(each); });
 }
 
 std::vector<std::shared_ptr<LateFlight>> all() {
@@ -339,14 +336,6 @@ void Delivery::awaited() {
   }
 }
 
-void Delivery::ended(bool ok) {
-  finish(ok, false);
-}
-
-void Delivery::complete(bool ok) {
-  finish(ok, true);
-}
-
 void Delivery::endWith(at::Tensor result) {
   if (at::Tensor output = flight_->outputs.front().tensor(); output.defined()) {
     const LockGuard lock(mutex_);
@@ -356,7 +345,7 @@ void Delivery::endWith(at::Tensor result) {
   ended(true);
 }
 
-void Delivery::finish(bool ok, bool future) {
+void Delivery::ended(bool ok, bool future) {
   if (getpid() != flight_->process) {
     return;  // a forked child has forgotten the flight, and a thread may hold the mutex for ever
   }
@@ -488,7 +477,8 @@ void bindLateFlights(py::module_& module) {
           }),
           py::arg("flight"), py::arg("inputs"), py::arg("copies"))
       .def_property_readonly("flight", &Delivery::flight)
-      .def("ended", &Delivery::ended, py::arg("ok"), NoGil())
+      .def(
+          "ended", [](Delivery& self, bool ok) { self.ended(ok); }, py::arg("ok"), NoGil())
       .def("end_with", &Delivery::endWith, py::arg("result"), NoGil())
       .def("future_taken", &Delivery::futureTaken, NoGil())
       .def("future_passed_on", &Delivery::futurePassedOn, NoGil())

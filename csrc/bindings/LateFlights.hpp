@@ -117,11 +117,9 @@ class Delivery {
 
   // Counts a call of wait().
   void awaited();
-  // Hands the results over, if the operation has ended well, and ends the flight.
-  void ended(bool ok);
-  // Hands the results over at the end, for a future. The flight goes on if the program learns of
-  // the end only by calls of futures.
-  void complete(bool ok);
+  // Hands the results over, if the operation has ended well, and ends the flight. If a `future`
+  // calls, the flight goes on if the program learns of the end only by calls of futures.
+  void ended(bool ok, bool future = false);
   // Hands over the result that a functional collective has returned, and ends the flight.
   void endWith(at::Tensor result);
   // Notes that Python has got a future, whose calls tell of the end.
@@ -140,7 +138,6 @@ class Delivery {
     std::vector<at::Tensor> outputs, results, inputs, copies;
   };
 
-  void finish(bool ok, bool future);
   std::vector<Finding> deliver() REQUIRES(mutex_);
   std::vector<Finding> checkInputs() REQUIRES(mutex_);
 

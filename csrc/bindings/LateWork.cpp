@@ -77,7 +77,7 @@ c10::intrusive_ptr<c10::ivalue::Future> LateWork::getFuture() {
   return future->then(
       [self = std::move(self)](c10::ivalue::Future& over) {
         for (const LatePart& part : self->parts_) {
-          part.delivery->complete(!over.hasError());
+          part.delivery->ended(!over.hasError(), /*future=*/true);
         }
         return self->withOutputs(over.value());  // raises the operation's error
       },
@@ -130,8 +130,8 @@ at::IValue LateWork::withOutputs(const at::IValue& value) const {
 
 std::optional<c10::SafePyObject> showCall(const c10::SafePyObject& issued, const LateCall& call) {
   const auto& [name, group, description, outputs, inputs, async] = call;
-  const bool covered = std::all_of(outputs.begin(), outputs.end(), hasBytes) &&
-                       std::all_of(inputs.begin(), inputs.end(), hasBytes);
+  const bool covered =
+      std::ranges::all_of(outputs, hasBytes) && std::ranges::all_of(inputs, hasBytes);
   if (!async && covered && !flights::concern(outputs) && !flights::concern(inputs)) {
     return std::nullopt;
   }
@@ -183,17 +183,16 @@ C10dWork issueLate(
   flight->touched = shared;
   {
     const Unseen unseen;
-    std::for_each(outputs.begin(), outputs.end(), poison);
+    std::ranges::for_each(outputs, poison);
   }
   // Results of the work may be its inputs: at the root of a broadcast, for example.
   LatePart late{nullptr, results.empty() ? given : results, outputs.empty() ? inputs : outputs};
   // An input may share bytes with an output: in place, only its own bytes count.
   const auto sharing = [&](const Span& input) {
-    return std::any_of(flight->outputs.begin(), flight->outputs.end(), [&](const Span& output) {
-      return input.sharesBytes(output);
-    });
+    return std::ranges::any_of(
+        flight->outputs, [&](const Span& output) { return input.sharesBytes(output); });
   };
-  if (std::any_of(flight->inputs.begin(), flight->inputs.end(), sharing)) {
+  if (std::ranges::any_of(flight->inputs, sharing)) {
     flight->inputs.clear();
     inputs.clear();
     copies.clear();

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "base/AtomicShared.hpp"
+#include "base/NeverDestroyed.hpp"
 #include "bindings/Bindings.hpp"
 #include "bindings/LateWork.hpp"
 
@@ -68,10 +69,7 @@ struct Audience {
 };
 
 // Operators run without the GIL. Never freed: threads may run operators at the process's end.
-AtomicShared<const Audience>& currentAudience() {
-  static auto* const made = new AtomicShared<const Audience>();
-  return *made;
-}
+auto& currentAudience = neverDestroyed<AtomicShared<const Audience>>();
 
 bool concernsFlight(const c10::IValue& value) {
   if (value.isTensor()) {
@@ -80,9 +78,7 @@ bool concernsFlight(const c10::IValue& value) {
   if (!value.isTensorList() && !value.isOptionalTensorList()) {
     return false;
   }
-  const auto list = value.toListRef();
-  return std::any_of(
-      list.begin(), list.end(), [](const auto& each) { return concernsFlight(each); });
+  return std::ranges::any_of(value.toListRef(), concernsFlight);
 }
 
 // Returns the mode that has to see a call of an operator; null if no mode has.
@@ -95,10 +91,9 @@ Mode modeFor(
                (name.starts_with(kC10d) && keys.has_any(kShownFirst));
   if (!shown && flights::any()) {
     const auto arguments = torch::jit::last(stack, operation.schema().arguments().size());
-    shown = std::any_of(
-        arguments.begin(), arguments.end(), [](const auto& each) { return concernsFlight(each); });
+    shown = std::ranges::any_of(arguments, concernsFlight);
   }
-  const auto audience = shown ? currentAudience().load() : nullptr;
+  const auto audience = shown ? currentAudience.load() : nullptr;
   return audience == nullptr ? nullptr : audience->mode;
 }
 
@@ -229,8 +224,7 @@ void pass(
   }
   const std::string_view name = operation.operator_name().name;
   if (name.starts_with(kC10d) && !keys.has_any(kShownFirst)) {
-    const auto audience = currentAudience().load();
-    if (audience != nullptr) {
+    if (const auto audience = currentAudience.load()) {
       const auto roles = audience->roles.find(name.substr(kC10d.size()));
       if (roles != audience->roles.end()) {
         issueC10d(*audience, roles->second, operation, keys, stack);
@@ -276,7 +270,7 @@ void showOperators(
   for (const auto& [name, values] : roles) {
     made->roles.emplace(name, rolesOf(values));
   }
-  currentAudience().store(std::move(made));
+  currentAudience.store(std::move(made));
 }
 
 bool showThread(bool shown) {
@@ -304,7 +298,7 @@ class ShownAgain {
 void bindOperatorGate(py::module_& module) {
   module.def(
       "show_operators", &showOperators, py::arg("mode"), py::arg("issued"), py::arg("roles"));
-  module.def("show_no_operators", [] { currentAudience().store(nullptr); });
+  module.def("show_no_operators", [] { currentAudience.store(nullptr); });
   module.def("show_thread", &showThread, py::arg("shown"));
   module.def(
       "show_again",

@@ -11,6 +11,7 @@
 #include "base/Mutex.hpp"
 #include "base/NeverDestroyed.hpp"
 #include "base/PerProcess.hpp"
+#include "base/TextStreams.hpp"
 #include "bindings/Bindings.hpp"
 #include "diagnosis/rank/PythonStackDump.hpp"
 #include "recorder/Stack.hpp"
@@ -50,18 +51,15 @@ struct Dropped {
   Mutex mutex;
   std::vector<Calls> stacks GUARDED_BY(mutex);
 };
-Dropped& dropped() {
-  static PerProcess<Dropped> list;
-  return list.get();
-}
-// True if the list has entries. Threads skip an empty list, since dropped() makes a system call.
+PerProcess<Dropped> dropped;
+// True if the list has entries. Threads skip an empty list, since get() makes a system call.
 std::atomic<bool> anyDropped{false};
 
 struct Captured {
   Calls calls;
   explicit Captured(Calls calls) : calls(std::move(calls)) {}
   ~Captured() {
-    auto& list = dropped();
+    auto& list = dropped.get();
     LockGuard lock(list.mutex);
     list.stacks.push_back(std::move(calls));
     anyDropped.store(true, std::memory_order_relaxed);
@@ -75,7 +73,7 @@ void letGoOfDropped() {
   static thread_local std::vector<Calls> spare;
   auto stacks = std::exchange(spare, {});  // freeing a code object may run code that reenters
   {
-    auto& list = dropped();
+    auto& list = dropped.get();
     LockGuard lock(list.mutex);
     stacks.swap(list.stacks);
     anyDropped.store(false, std::memory_order_relaxed);
@@ -109,12 +107,9 @@ std::string text(PyObject* string) {
   return {utf8, static_cast<size_t>(size)};
 }
 
-// Returns the code objects of functions that wait for the operations they issue, see
+// The code objects of functions that wait for the operations they issue, see
 // StackSource::waits(). Their references are owned. The list is set once.
-std::vector<PyCodeObject*>& waiting() {
-  static auto& codes = neverDestroyed<std::vector<PyCodeObject*>>();
-  return codes;
-}
+auto& waiting = neverDestroyed<std::vector<PyCodeObject*>>();
 
 const Calls& callsOf(const Stack& stack) {
   return std::static_pointer_cast<const Captured>(stack)->calls;
@@ -173,11 +168,9 @@ class PythonStacks final : public StackSource {
     while (!asked.ready()) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    const auto text = asked.answered() ? asked.tell().threads : "";
-    for (size_t begin = 0; begin < text.size();) {
-      const auto end = std::min(text.find('\n', begin), text.size());
-      lines.push_back(text.substr(begin, end - begin));
-      begin = end + 1;
+    TextReader text(asked.answered() ? asked.tell().threads : "");
+    for (std::string line; std::getline(text, line);) {
+      lines.push_back(std::move(line));
     }
     return lines;
   }
@@ -203,9 +196,8 @@ class PythonStacks final : public StackSource {
   }
 
   bool waits(const Stack& stack) override {
-    const auto& codes = waiting();
     return stack != nullptr && std::ranges::any_of(callsOf(stack), [&](const Call& call) {
-             return std::ranges::find(codes, call.code) != codes.end();
+             return std::ranges::find(waiting, call.code) != waiting.end();
            });
   }
 
@@ -257,10 +249,10 @@ void usePythonStacks(py::module_& module) {
   module.def(
       "set_waiting_functions",
       [](const std::vector<py::function>& functions) {
-        if (waiting().empty()) {
+        if (waiting.empty()) {
           for (const auto& function : functions) {
             py::object code = function.attr("__code__");
-            waiting().push_back(reinterpret_cast<PyCodeObject*>(code.release().ptr()));
+            waiting.push_back(reinterpret_cast<PyCodeObject*>(code.release().ptr()));
           }
         }
       },

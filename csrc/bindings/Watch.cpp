@@ -21,10 +21,6 @@ struct WatchHandle {
   std::weak_ptr<Watch> watch;
 };
 
-}  // namespace
-
-namespace {
-
 // Puts WaitedWork around wait() of `works`, torch's class of Works. Not a function of Python: a
 // traceback has no frame more, and a compiler of Python sees a function of C++ as before.
 void observeWaits(const py::object& works) {

@@ -16,10 +16,6 @@ using HeldWindow = Held<Window>;
 using Timeout = std::optional<Milliseconds>;
 using Result = c10::intrusive_ptr<c10d::Work>;
 
-Window::Options windowOptions(bool async, Timeout timeout) {
-  return {.async = async, .timeout = timeout};
-}
-
 }  // namespace
 
 void bindWindows(py::module_& module) {
@@ -49,20 +45,20 @@ void bindWindows(py::module_& module) {
           "put",
           [](HeldWindow& self, const at::Tensor& tensor, int64_t dst, int64_t offset, bool async,
              Timeout timeout) -> Result {
-            return self->put(tensor, dst, offset, windowOptions(async, timeout));
+            return self->put(tensor, dst, offset, {.async = async, .timeout = timeout});
           },
           py::arg("tensor"), py::arg("dst_rank"), py::arg("offset"), py::arg("async_op"),
           py::arg("timeout"), NoGil())
       .def(
           "signal",
           [](HeldWindow& self, int64_t peer, bool async, Timeout timeout) -> Result {
-            return self->signal(peer, windowOptions(async, timeout));
+            return self->signal(peer, {.async = async, .timeout = timeout});
           },
           py::arg("dst_rank"), py::arg("async_op"), py::arg("timeout"), NoGil())
       .def(
           "wait_signal",
           [](HeldWindow& self, int64_t peer, bool async, Timeout timeout) -> Result {
-            return self->waitSignal(peer, windowOptions(async, timeout));
+            return self->waitSignal(peer, {.async = async, .timeout = timeout});
           },
           py::arg("peer_rank"), py::arg("async_op"), py::arg("timeout"), NoGil())
       .def(

@@ -1,6 +1,5 @@
 #include "handle/CommHandle.hpp"
 
-#include <atomic>
 #include <thread>
 #include <utility>
 
@@ -60,7 +59,7 @@ ncclResult_t CommHandle::join() {
   return state;
 }
 
-ncclResult_t CommHandle::stateOr(ncclResult_t freed) const {
+ncclResult_t CommHandle::state(ncclResult_t freed) const {
   auto result = freed;
   with([&](ncclComm_t comm) {
     auto state = ncclSuccess;
@@ -68,14 +67,6 @@ ncclResult_t CommHandle::stateOr(ncclResult_t freed) const {
     result = asked == ncclSuccess ? state : asked;
   });
   return result;
-}
-
-ncclResult_t CommHandle::state() const {
-  return stateOr(ncclSuccess);
-}
-
-ncclResult_t CommHandle::stateAfterLaunch() const {
-  return stateOr(ncclInvalidUsage);
 }
 
 host::NcclError CommHandle::report() const {

@@ -69,13 +69,12 @@ class CommHandle {
     }
   }
 
-  // Returns the library's asynchronous error, or ncclSuccess without a communicator. Does not
-  // block.
-  ncclResult_t state() const;
+  // Returns the library's asynchronous error, or `freed` without a communicator. Does not block.
+  ncclResult_t state(ncclResult_t freed = ncclSuccess) const;
   // Does the same for an operation that was launched, but returns ncclInvalidUsage without a
   // communicator: a close() that gave up waiting for the operation has then freed the communicator,
   // and the operation's outcome is unknown.
-  ncclResult_t stateAfterLaunch() const;
+  ncclResult_t stateAfterLaunch() const { return state(ncclInvalidUsage); }
   bool failed() const {
     const auto now = state();
     return now != ncclSuccess && now != ncclInProgress;
@@ -145,8 +144,6 @@ class CommHandle {
   bool captured() const { return captured_.load(std::memory_order_relaxed); }
 
  private:
-  // Returns the library's asynchronous error, or `freed` without a communicator.
-  ncclResult_t stateOr(ncclResult_t freed) const;
   void failNow();
   // Returns whether the communicator must stay until the process ends. NCCL frees a revoked
   // communicator without waiting for its graphs (src/init.cc, commReclaim). Their destruction would
