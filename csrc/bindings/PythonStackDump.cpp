@@ -18,7 +18,6 @@
 #include <algorithm>
 #include <fstream>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -90,7 +89,7 @@ Handler handlerOfPython() {
 constexpr Milliseconds kDumping{1000};
 
 void dumpOf(const GroupActivity& group) {
-  process_recorder::dumpAfterFailure(static_cast<int>(group.globalRanks()[group.rank()]), kDumping);
+  process_recorder::dumpAfterFailure(static_cast<int>(group.globalRank()), kDumping);
 }
 
 using Frames = std::vector<std::tuple<std::string, int64_t, std::string>>;
@@ -254,10 +253,7 @@ bool memoryIsShort() {
 // Returns "" if this Python's stacks cannot be read without the GIL.
 std::string readWithoutGil() {
   if ((_Py_DumpTracebackThreads == nullptr && faultHandler.dump == nullptr) ||
-      Py_IsInitialized() == 0) {
-    return "";
-  }
-  if (memoryIsShort()) {
+      Py_IsInitialized() == 0 || memoryIsShort()) {
     return "";
   }
   const auto first = readInCopy();
@@ -339,10 +335,10 @@ void bindPythonStackDump(py::module_& module) {
          Milliseconds verdictAfter,
          std::optional<std::tuple<std::string, uint16_t, std::string>> meeting, int64_t self) {
         other_waits::OtherWait wait{
-            std::move(text), std::move(ranks), meets, std::move(calledAt), verdictAfter};
+            {std::move(text), std::move(ranks), meets, 0, std::move(calledAt)}, verdictAfter};
         if (meeting) {
           auto& [host, port, key] = *meeting;
-          wait.meeting = MeetingPlace{std::move(host), port, std::move(key)};
+          wait.place = MeetingPlace{std::move(host), port, std::move(key)};
           wait.self = self;
         }
         return other_waits::begin(std::move(wait));

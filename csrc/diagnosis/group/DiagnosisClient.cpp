@@ -6,14 +6,12 @@
 #include <atomic>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "base/Mutex.hpp"
 #include "diagnosis/group/ErrorFile.hpp"
 #include "diagnosis/group/ProcessTotals.hpp"
 #include "diagnosis/store/LeftWords.hpp"
 #include "diagnosis/store/StoreBoard.hpp"
-#include "host/Peer.hpp"
 #include "monitor/Apart.hpp"
 #include "monitor/Compiling.hpp"
 
@@ -70,17 +68,18 @@ void DiagnosisClient::open(
       return known ? known->news().slack() : Milliseconds(0);
     };
   }
+  const auto diagnosisAt = [&](const auto& place, HangDiagnosis::Options how) {
+    auto made = HangDiagnosis::open(std::make_unique<StoreBoard>(place), std::move(how));
+    if (hosts) {
+      hosts->news().listen(key_, made);
+    }
+    return made;
+  };
   if (verdictAfter.load().count() > 0) {
     earlyAfter_ = verdictAfter;
     auto early = options;
     early.goesOn = true;
-    auto board =
-        std::make_unique<StoreBoard>(c10::make_intrusive<c10d::PrefixStore>("early", store_));
-    auto diagnosis = HangDiagnosis::open(std::move(board), std::move(early));
-    if (hosts) {
-      hosts->news().listen(key_, diagnosis);
-    }
-    early_.store(std::move(diagnosis));
+    early_.store(diagnosisAt(c10::make_intrusive<c10d::PrefixStore>("early", store_), early));
   }
   if (library.has(Feature::probe)) {
     const auto job = JobStore::of(store);
@@ -95,11 +94,7 @@ void DiagnosisClient::open(
       dumpApart(*this);
     }
   };
-  auto diagnosis = HangDiagnosis::open(std::make_unique<StoreBoard>(store_), std::move(options));
-  if (hosts) {
-    hosts->news().listen(key_, diagnosis);
-  }
-  diagnosis_.store(std::move(diagnosis));
+  diagnosis_.store(diagnosisAt(store_, std::move(options)));
   hosts_.store(std::move(hosts));
   if (!queues() && comm_.self.pair().empty()) {
     lateness_.open(store, std::to_string(key_) + "/" + prefix, comm_.self.group(), rank(), size());
@@ -116,7 +111,7 @@ void DiagnosisClient::close() {
       earlyVerdicts_.close(*early);
     }
   }
-  if (const auto diagnosis = this->diagnosis()) {
+  if (const auto diagnosis = diagnosis_.load()) {
     diagnosis->close();
   }
   lateness_.close();
@@ -132,7 +127,7 @@ void DiagnosisClient::check(Clock::time_point now) {
 }
 
 void DiagnosisClient::answer(Clock::time_point now) {
-  const auto diagnosis = this->diagnosis();
+  const auto diagnosis = diagnosis_.load();
   if (!diagnosis) {
     return;
   }
@@ -147,7 +142,11 @@ void DiagnosisClient::answer(Clock::time_point now) {
       each->notice();
     }
     if (each && each->wantsStatus()) {
-      each->answer(snapshot(now));
+      auto snapshot = snapshotOf(*this, now);
+      if (const auto known = comm_.failure.load()) {
+        snapshot.answer.failure = known->message;
+      }
+      each->answer(std::move(snapshot));
     }
   }
 }
@@ -157,10 +156,6 @@ uint64_t DiagnosisClient::ring() const {
     hosts->news().ring(key_);
   }
   return comm_.library.ring(1);
-}
-
-bool DiagnosisClient::meetsRootAlone() const {
-  return comm_.self.device().is_cpu() && group().hosts.empty();
 }
 
 std::string DiagnosisClient::failureMessage() const {
@@ -186,13 +181,7 @@ void DiagnosisClient::checkEarly(Clock::time_point now) {
   if (earlyVerdicts_.look(*early)) {
     dumpApart(*this);
   }
-  const auto late = earlyVerdicts_.overdue(now, earlyAfter_, [](const auto&, const auto& entry) {
-    return std::optional(entry.op->issued);
-  });
-  earlyVerdicts_.ask(
-      *early, late, now, earlyAfter_, [&](const Operation& op, Clock::time_point deadline) {
-        return request(op, now, earlyAfter_, deadline);
-      });
+  earlyVerdicts_.ask(*early, earlyVerdicts_.overdue(now, earlyAfter_), now, earlyAfter_);
 }
 
 void DiagnosisClient::setVerdictAfter(Milliseconds time) {
@@ -218,23 +207,23 @@ void DiagnosisClient::awaitDumps(Milliseconds patience) {
 }
 
 std::optional<Explanation> DiagnosisClient::ask(const Operation& op, Clock::time_point now) {
-  const auto diagnosis = this->diagnosis();
+  const auto diagnosis = diagnosis_.load();
   if (!diagnosis) {
     return Explanation{};
   }
-  auto asked = request(op, now);
+  auto asked = request(op, now, op.timeout, op.issued + op.timeout);
   asked.ended = !comm_.inFlight.has(op);
   return explanation(diagnosis->ask(asked, now));
 }
 
 std::optional<Explanation> DiagnosisClient::final() {
-  const auto diagnosis = this->diagnosis();
+  const auto diagnosis = diagnosis_.load();
   return explanation(diagnosis ? diagnosis->final() : std::nullopt);
 }
 
 Explanation DiagnosisClient::await(
     const Operation& op, Milliseconds timeout, Clock::time_point deadline) {
-  const auto diagnosis = this->diagnosis();
+  const auto diagnosis = diagnosis_.load();
   if (!diagnosis) {
     return {};
   }
@@ -243,7 +232,7 @@ Explanation DiagnosisClient::await(
 }
 
 std::optional<Explanation> DiagnosisClient::awaitOthers() {
-  const auto diagnosis = this->diagnosis();
+  const auto diagnosis = diagnosis_.load();
   return explanation(diagnosis ? diagnosis->awaitOthers() : std::nullopt);
 }
 
@@ -272,7 +261,7 @@ void DiagnosisClient::askForDumps() {
   if (largest == nullptr) {
     return;
   }
-  if (const auto diagnosis = largest->diagnosis()) {
+  if (const auto diagnosis = largest->diagnosis_.load()) {
     diagnosis->askForDumps();
     largest->ring();
   }
@@ -280,25 +269,22 @@ void DiagnosisClient::askForDumps() {
 
 std::optional<Explanation> DiagnosisClient::onFailure(
     const Operation& op, ncclResult_t result, const std::string& why) {
-  const auto diagnosis = this->diagnosis();
+  const auto diagnosis = diagnosis_.load();
   if (!diagnosis) {
     return std::nullopt;
   }
   if (result != ncclInvalidUsage) {
     return explanation(diagnosis->awaitOthers());  // a rank that gave up has asked before
   }
-  auto disagreement = request(op, Clock::now());
+  auto disagreement = request(op, Clock::now(), op.timeout, op.issued + op.timeout);
   disagreement.disagreement = why;
   return explanation(diagnosis->await(disagreement, nullptr));
 }
 
-DiagnosisRequest DiagnosisClient::request(const Operation& op, Clock::time_point now) {
-  return request(op, now, op.timeout, op.issued + op.timeout);
-}
-
 DiagnosisRequest DiagnosisClient::request(
-    const Operation& op, Clock::time_point now, Milliseconds timeout, Clock::time_point deadline) {
-  auto request = requestAbout(*this, op, now, timeout, deadline);
+    const Operation& op, Clock::time_point now, Milliseconds timeout,
+    Clock::time_point deadline) const {
+  auto request = GroupActivity::request(op, now, timeout, deadline);
   const bool collectives = comm_.inFlight.inspect([](const auto& ops, const Operation&) {
     return std::ranges::all_of(ops, [](const auto& entry) { return entry.op->collective; });
   });
@@ -311,15 +297,6 @@ DiagnosisRequest DiagnosisClient::request(
         certain && !library.failed() && collectives && request.seq > 0 && !request.absent.empty();
   }
   return request;
-}
-
-HangDiagnosis::Snapshot DiagnosisClient::snapshot(Clock::time_point now) {
-  auto snapshot = snapshotOf(*this, now);
-  snapshot.answer.relaxedMs = relaxed().count();
-  if (const auto known = comm_.failure.load()) {
-    snapshot.answer.failure = known->message;
-  }
-  return snapshot;
 }
 
 }  // namespace torchcomms_pg

@@ -2,7 +2,6 @@
 // its rank. comm/Watchdog reacts to a verdict.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -69,13 +68,16 @@ class DiagnosisClient final : public Observer, public GroupActivity {
   const InFlightOps& inFlight() const override { return comm_.inFlight; }
   const IssueCounts& issued() const override { return comm_.issued; }
   bool queues() const override { return comm_.self.queues(); }
-  bool meetsRootAlone() const override;
+  bool meetsRootAlone() const override { return !queues() && group().hosts.empty(); }
   Milliseconds relaxed() const override { return comm_.relaxations.left(); }
   bool closed() const override { return comm_.library.closed(); }
   std::string failureMessage() const override;
   // Does nothing if the group has failed.
   void leave(const std::string& how) noexcept override;
   const LatenessClient& lateness() const override { return lateness_; }
+  DiagnosisRequest request(
+      const Operation& op, Clock::time_point now, Milliseconds timeout,
+      Clock::time_point deadline) const override;
 
  private:
   // Makes the other ranks look at the board, and returns the number of the library's rings.
@@ -84,13 +86,6 @@ class DiagnosisClient final : public Observer, public GroupActivity {
   void answer(Clock::time_point now) REQUIRES(monitorThread);
   // Does what is due for verdicts that end nothing.
   void checkEarly(Clock::time_point now) REQUIRES(monitorThread);
-  // Builds the request for `op` after the operation's own deadline.
-  DiagnosisRequest request(const Operation& op, Clock::time_point now);
-  // Builds the request for `op` after the deadline of a wait.
-  DiagnosisRequest request(
-      const Operation& op, Clock::time_point now, Milliseconds timeout, Clock::time_point deadline);
-  HangDiagnosis::Snapshot snapshot(Clock::time_point now);
-  std::shared_ptr<HangDiagnosis> diagnosis() const { return diagnosis_.load(); }
 
   const Observed comm_;
   AtomicShared<HangDiagnosis> diagnosis_;  // null before open()

@@ -27,76 +27,9 @@ struct Enlisted {
 };
 PerProcess<Enlisted> enlistedGroups;
 
-// Adds, for all groups, what threads of this process wait for and what the process has issued.
-void tellGroups(const GroupActivity& asked, RankStatus& answer) {
-  auto alive = enlisted();
-  // If ranks are threads of one process, skips the other ranks' groups, which say nothing about
-  // this rank.
-  const bool threads = std::ranges::any_of(alive, [&](const auto& group) {
-    return group->key() == asked.key() && group->rank() != asked.rank();
-  });
-  std::erase_if(alive, [&](const auto& group) {
-    return threads && group->globalRank() != asked.globalRank();
-  });
-  std::map<uint64_t, int> groups;  // number by key; groups of one key cannot be told apart
-  for (const auto& group : alive) {
-    ++groups[group->key()];
-  }
-  for (const auto& group : alive) {
-    const bool here = group.get() == &asked;
-    const auto key = group->key();
-    const bool known = here || (groups[key] == 1 && key != asked.key());
-    // Reads what the group waits for before what it has issued. A rank that goes on in between then
-    // seems to have arrived, and is not blamed.
-    group->inFlight().inspect([&](const auto& ops, const Operation&) {
-      for (const auto& entry : ops) {
-        if (mayBeAwaited(*group, ops, entry)) {
-          answer.waits.push_back(describeWait(*group, ops, entry, known ? key : 0, here));
-        }
-      }
-    });
-    if (known && !group->closed()) {
-      answer.counts.push_back(countsOf(*group, key));
-    }
-  }
-  answer.mainThread = threads ? 0 : PythonStackDump::mainThread();
-  if (!threads) {  // otherwise it is not known which rank's thread waits
-    std::ranges::move(other_waits::ofDiagnosis(), std::back_inserter(answer.waits));
-  }
-}
-
-}  // namespace
-
-GroupActivity::Waiter GroupActivity::waiterFor(const InFlight& entry) const {
-  if (queues() || entry.left) {
-    return {};
-  }
-  if (entry.work == nullptr || !entry.op->async) {
-    return {entry.thread, entry.op->issued};
-  }
-  return {entry.work->waiter(), entry.op->issued};
-}
-
-bool mayBeAwaited(const GroupActivity& group, const InFlightOps::List& ops, const InFlight& entry) {
-  if (group.queues() && &entry == &ops.front()) {
-    return true;
-  }
-  if (group.waiterFor(entry).thread != 0) {
-    return true;
-  }
-  const bool message = isPointToPoint(entry.op->kind) && !group.queues();
-  return (entry.left && !message) || (entry.work != nullptr && entry.work->hasFuture());
-}
-
-Wait describeWait(
-    const GroupActivity& group, const InFlightOps::List& ops, const InFlight& entry, uint64_t key,
-    bool here) {
-  auto wait = describeWait(group, ops, *entry.op, key, here);
-  wait.thread = group.waiterFor(entry).thread;
-  wait.indirect = wait.thread == 0;
-  return wait;
-}
-
+// Return what an operation of `group` waits for, and for an operation in flight also which thread
+// waits. `ops`: the group's operations in flight. `key`: the group's key; 0 if it is not unique.
+// `here`: `group` is the diagnosed group, which the text need not name.
 Wait describeWait(
     const GroupActivity& group, const InFlightOps::List& ops, const Operation& op, uint64_t key,
     bool here) {
@@ -149,6 +82,100 @@ Wait describeWait(
     need(op);
   }
   return wait;
+}
+
+Wait describeWait(
+    const GroupActivity& group, const InFlightOps::List& ops, const InFlight& entry, uint64_t key,
+    bool here) {
+  auto wait = describeWait(group, ops, *entry.op, key, here);
+  wait.thread = group.waiterFor(entry).thread;
+  wait.indirect = wait.thread == 0;
+  return wait;
+}
+
+// Adds, for all groups, what threads of this process wait for and what the process has issued.
+void tellGroups(const GroupActivity& asked, RankStatus& answer) {
+  auto alive = enlisted();
+  // If ranks are threads of one process, skips the other ranks' groups, which say nothing about
+  // this rank.
+  const bool threads = std::ranges::any_of(alive, [&](const auto& group) {
+    return group->key() == asked.key() && group->rank() != asked.rank();
+  });
+  std::erase_if(alive, [&](const auto& group) {
+    return threads && group->globalRank() != asked.globalRank();
+  });
+  std::map<uint64_t, int> groups;  // number by key; groups of one key cannot be told apart
+  for (const auto& group : alive) {
+    ++groups[group->key()];
+  }
+  for (const auto& group : alive) {
+    const bool here = group.get() == &asked;
+    const auto key = group->key();
+    const bool known = here || (groups[key] == 1 && key != asked.key());
+    // Reads what the group waits for before what it has issued. A rank that goes on in between then
+    // seems to have arrived, and is not blamed.
+    group->inFlight().inspect([&](const auto& ops, const Operation&) {
+      for (const auto& entry : ops) {
+        if (mayBeAwaited(*group, ops, entry)) {
+          answer.waits.push_back(describeWait(*group, ops, entry, known ? key : 0, here));
+        }
+      }
+    });
+    if (known && !group->closed()) {
+      answer.counts.push_back(countsOf(*group, key));
+    }
+  }
+  answer.mainThread = threads ? 0 : PythonStackDump::mainThread();
+  if (!threads) {  // otherwise it is not known which rank's thread waits
+    std::ranges::move(other_waits::ofDiagnosis(), std::back_inserter(answer.waits));
+  }
+}
+
+}  // namespace
+
+GroupActivity::Waiter GroupActivity::waiterFor(const InFlight& entry) const {
+  if (queues() || entry.left) {
+    return {};
+  }
+  if (entry.work == nullptr || !entry.op->async) {
+    return {entry.thread, entry.op->issued};
+  }
+  return {entry.work->waiter(), entry.op->issued};
+}
+
+DiagnosisRequest GroupActivity::request(
+    const Operation& op, Clock::time_point now, Milliseconds timeout,
+    Clock::time_point deadline) const {
+  DiagnosisRequest request;
+  const auto late = std::chrono::duration_cast<Milliseconds>(now - deadline);
+  request.compileLeftMs = (Compiling::limit() - late).count();
+  request.rank = rank();
+  request.group = group().name;
+  request.globalRanks = group().globalRanks;
+  request.hosts = group().hosts;
+  request.size = size();
+  request.op = describe(op);
+  request.signature = signature(op, !comparesSizes());
+  request.seq = op.collective ? op.seq : 0;
+  inFlight().inspect([&](const auto& ops, const Operation&) {
+    request.wait = describeWait(*this, ops, op, key(), /*here=*/true);
+  });
+  request.timeoutMs = timeout.count();
+  request.waitedMs = std::chrono::duration_cast<Milliseconds>(now - op.issued).count();
+  request.queued = queues();
+  request.mayHaveEnded = isPointToPoint(op.kind) && endsUnseen();
+  return request;
+}
+
+bool mayBeAwaited(const GroupActivity& group, const InFlightOps::List& ops, const InFlight& entry) {
+  if (group.queues() && &entry == &ops.front()) {
+    return true;
+  }
+  if (group.waiterFor(entry).thread != 0) {
+    return true;
+  }
+  const bool message = isPointToPoint(entry.op->kind) && !group.queues();
+  return (entry.left && !message) || (entry.work != nullptr && entry.work->hasFuture());
 }
 
 std::string asRuns(const std::vector<int64_t>& ranks) {
@@ -280,33 +307,11 @@ Silent describeSilent(const Peer& peer) {
       "): see py-spy dump --pid " + pid + ", or gdb"};
 }
 
-DiagnosisRequest requestAbout(
-    const GroupActivity& group, const Operation& op, Clock::time_point now, Milliseconds timeout,
-    Clock::time_point deadline) {
-  DiagnosisRequest request;
-  const auto late = std::chrono::duration_cast<Milliseconds>(now - deadline);
-  request.compileLeftMs = (Compiling::limit() - late).count();
-  request.rank = group.rank();
-  request.group = group.group().name;
-  request.globalRanks = group.group().globalRanks;
-  request.hosts = group.group().hosts;
-  request.size = group.size();
-  request.op = describe(op);
-  request.signature = signature(op, !group.comparesSizes());
-  request.seq = op.collective ? op.seq : 0;
-  group.inFlight().inspect([&](const auto& ops, const Operation&) {
-    request.wait = describeWait(group, ops, op, group.key(), /*here=*/true);
-  });
-  request.timeoutMs = timeout.count();
-  request.waitedMs = std::chrono::duration_cast<Milliseconds>(now - op.issued).count();
-  request.queued = group.queues();
-  return request;
-}
-
 HangDiagnosis::Snapshot snapshotOf(const GroupActivity& group, Clock::time_point now) {
   HangDiagnosis::Snapshot snapshot;
   auto& answer = snapshot.answer;
   answer.rank = group.rank();
+  answer.relaxedMs = group.relaxed().count();
   const auto compiling = Compiling::state(now);
   answer.compilingMs = compiling.since ? compiling.since->count() : -1;
   answer.compiledMs = compiling.ended ? compiling.ended->count() : -1;

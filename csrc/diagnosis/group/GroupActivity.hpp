@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <future>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -60,6 +61,18 @@ class GroupActivity {
   virtual void leave(const std::string& how) noexcept = 0;
   // Returns what the standing verdict says of where the ranks parted, see Verdict; or "".
   virtual std::string parting() const { return ""; }
+  // Returns the time from which the deadline of an operation in flight counts for a standing
+  // verdict, or nullopt if nothing waits for the operation.
+  virtual std::optional<Clock::time_point> begun(
+      const InFlightOps::List& /*ops*/, const InFlight& entry) const {
+    return entry.op->issued;
+  }
+  // Builds the request about `op`; the default has no fields for which the library is asked.
+  // `deadline`: the deadline that has passed, `timeout` after the issue of `op` or after the begin
+  // of a wait for `op`.
+  virtual DiagnosisRequest request(
+      const Operation& op, Clock::time_point now, Milliseconds timeout,
+      Clock::time_point deadline) const;
   // Returns the client that finds late ranks.
   virtual const LatenessClient& lateness() const = 0;
 
@@ -96,18 +109,9 @@ std::vector<int64_t> globalRanksOf(const GroupActivity& group, const std::vector
 // Returns whether a thread or a device's queue waits for an operation of the group's list `ops`, or
 // may wait in a way that is not observed. Nothing waits for a message that nobody reads yet.
 bool mayBeAwaited(const GroupActivity& group, const InFlightOps::List& ops, const InFlight& entry);
-// Return what an operation of `group` waits for, and for an operation in flight also which thread
-// waits. `ops`: the group's operations in flight. `key`: the group's key; 0 if it is not unique.
-// `here`: `group` is the diagnosed group, which the text need not name.
-Wait describeWait(
-    const GroupActivity& group, const InFlightOps::List& ops, const Operation& op, uint64_t key,
-    bool here);
-Wait describeWait(
-    const GroupActivity& group, const InFlightOps::List& ops, const InFlight& entry, uint64_t key,
-    bool here);
-
-// Returns the record of an operation in flight, without the line that has issued it. `key`, `here`:
-// see describeWait().
+// Returns the record of an operation in flight, without the line that has issued it. `ops`: the
+// group's operations in flight. `key`: the group's key; 0 if it is not unique. `here`: `group` is
+// the diagnosed group, which the texts need not name.
 status::OpInFlight recordOf(
     const GroupActivity& group, const InFlightOps::List& ops, const InFlight& entry, uint64_t key,
     bool here, Clock::time_point now);
@@ -120,13 +124,6 @@ GroupCounts countsOf(const GroupActivity& group, uint64_t key);
 
 // Describes a rank that does not answer, by the state of its process.
 Silent describeSilent(const Peer& peer);
-
-// Builds the request about `op` of the group, without the fields for which the library is asked.
-// `deadline`: the deadline that has passed, `timeout` after the issue of `op` or after the begin of
-// a wait for `op`.
-DiagnosisRequest requestAbout(
-    const GroupActivity& group, const Operation& op, Clock::time_point now, Milliseconds timeout,
-    Clock::time_point deadline);
 
 // Returns the status of this rank for a diagnosis of the group.
 HangDiagnosis::Snapshot snapshotOf(const GroupActivity& group, Clock::time_point now);

@@ -8,7 +8,6 @@
 #include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "base/ExitGuard.hpp"
 #include "base/Mutex.hpp"
@@ -49,35 +48,31 @@ struct WaitingOp {
   bool awaited = false;
 };
 
-// Returns the operation in flight since before `at` that this process has waited for longest.
-std::optional<WaitingOp> longest(Clock::time_point at) {
-  std::optional<WaitingOp> found;
-  for (const auto& group : enlisted()) {
-    group->inFlight().inspect([&](const auto& ops, const Operation&) {
-      for (const auto& entry : ops) {
-        const bool awaited =
-            group->waiterFor(entry).thread != 0 || (group->queues() && &entry == &ops.front());
-        const auto rank = std::pair(!awaited, entry.op->issued);
-        if (entry.op->issued < at && mayBeAwaited(*group, ops, entry) &&
-            (!found || rank < std::pair(!found->awaited, found->op.issued))) {
-          found.emplace().group = group;
-          found->op.noteFrom(*entry.op);
-          found->awaited = awaited;
-        }
-      }
-    });
-  }
-  return found;
-}
-
-// Returns the same once that operation is as old as `least`.
+// Returns the operation in flight since before `at` that this process has waited for longest, once
+// that operation is as old as `least`.
 std::optional<WaitingOp> longest(Clock::time_point at, Milliseconds least) {
-  auto waiting = longest(at);
-  while (waiting && Clock::now() - waiting->op.issued < least) {
+  for (;;) {
+    std::optional<WaitingOp> found;
+    for (const auto& group : enlisted()) {
+      group->inFlight().inspect([&](const auto& ops, const Operation&) {
+        for (const auto& entry : ops) {
+          const bool awaited =
+              group->waiterFor(entry).thread != 0 || (group->queues() && &entry == &ops.front());
+          const auto rank = std::pair(!awaited, entry.op->issued);
+          if (entry.op->issued < at && mayBeAwaited(*group, ops, entry) &&
+              (!found || rank < std::pair(!found->awaited, found->op.issued))) {
+            found.emplace().group = group;
+            found->op.noteFrom(*entry.op);
+            found->awaited = awaited;
+          }
+        }
+      });
+    }
+    if (!found || Clock::now() - found->op.issued >= least) {
+      return found;
+    }
     std::this_thread::sleep_for(kBetweenReadings);
-    waiting = longest(at);
   }
-  return waiting;
 }
 
 // Returns the begin of a line about the group.

@@ -172,7 +172,7 @@ void LatenessClient::close() {
 }
 
 void LatenessClient::check(Clock::time_point now) noexcept {
-  const auto state = this->state();
+  const auto state = state_.load();
   if (!state || now < state->due || state->busy || state->gone) {
     return;
   }
@@ -205,12 +205,12 @@ void LatenessClient::check(Clock::time_point now) noexcept {
 }
 
 std::shared_ptr<const Lateness> LatenessClient::judged() const {
-  const auto state = this->state();
+  const auto state = state_.load();
   return state ? state->judged.load() : last_.load();
 }
 
 Lateness LatenessClient::ask(const char* operation) const {
-  const auto state = this->state();
+  const auto state = state_.load();
   const auto last = judged();
   if (!state && last) {
     return *last;

@@ -84,8 +84,6 @@ class LatenessClient {
  private:
   struct State;
 
-  std::shared_ptr<State> state() const { return state_.load(); }
-
   std::atomic<bool> noting_{false};
   std::shared_ptr<ArrivalLog> log_;    // set before `noting_`
   AtomicShared<State> state_;          // null before open() and after close()

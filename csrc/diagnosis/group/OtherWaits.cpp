@@ -7,6 +7,7 @@
 #include <exception>
 #include <functional>
 #include <future>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <stdexcept>
@@ -44,8 +45,8 @@ constexpr Milliseconds kBetweenAttempts{1000};
 class Entry final : public Monitor::Watched, public std::enable_shared_from_this<Entry> {
  public:
   explicit Entry(OtherWait given) : wait(std::move(given)) {
-    if (wait.meeting) {
-      meeting_ = std::make_shared<Meeting>(*wait.meeting, wait.self);
+    if (wait.place) {
+      meeting_ = std::make_shared<Meeting>(*wait.place, wait.self);
     }
   }
 
@@ -121,7 +122,7 @@ class Entry final : public Monitor::Watched, public std::enable_shared_from_this
 
   static void apart(std::function<void()> body) {
     if (auto unfinished = ExitGuard::begin()) {
-      // It raises if no process serves the store.
+      // It raises if no process serves the store, or the status's folder cannot be read.
       Monitor::get().runDetached(
           [unfinished = std::move(unfinished), body = std::move(body)] { body(); });
     }
@@ -151,11 +152,9 @@ class Entry final : public Monitor::Watched, public std::enable_shared_from_this
       meeting_->come();
       listed_ = true;
       const auto come = meeting_->ranks();
-      for (const auto rank : wait.ranks) {
-        if (!come.contains(rank)) {
-          known.missing.push_back(rank);
-        }
-      }
+      std::ranges::copy_if(wait.ranks, std::back_inserter(known.missing), [&](int64_t rank) {
+        return !come.contains(rank);
+      });
       known.text = known.missing.empty() ? "all ranks have come" : notCome(known.missing);
     } catch (const c10::DistError&) {
       known.text = "no process serves the store at " + meeting_->address();
@@ -163,6 +162,7 @@ class Entry final : public Monitor::Watched, public std::enable_shared_from_this
     return known;
   }
 
+  // Prints the verdict. Raises the status's errors.
   void tell() {
     std::string text;
     std::vector<int64_t> missing;
@@ -176,16 +176,10 @@ class Entry final : public Monitor::Watched, public std::enable_shared_from_this
       text = wait.text + ", begun " + inSeconds(age()) + " ago on rank " +
              std::to_string(wait.self) + " at " + wait.calledAt + ": " + known.text;
       missing = std::move(known.missing);
-    } else {
-      try {
-        if (auto found = explain(wait.text, kAskingOthers)) {
-          text = std::move(found->wait.verdict);
-          missing = std::move(found->wait.waitsFor);
-          first = found->first;
-        }
-      } catch (const std::exception&) {
-        return;  // the status's folder cannot be read
-      }
+    } else if (auto found = explain(wait.text, kAskingOthers)) {
+      text = std::move(found->wait.verdict);
+      missing = std::move(found->wait.waitsFor);
+      first = found->first;
     }
     LockGuard lock(mutex_);
     if (!ended_ && !text.empty()) {
@@ -234,7 +228,7 @@ std::vector<std::shared_ptr<Entry>> current() {
 }  // namespace
 
 uint64_t begin(OtherWait wait) {
-  const bool watched = wait.verdictAfter.count() > 0 || wait.meeting;
+  const bool watched = wait.verdictAfter.count() > 0 || wait.place;
   std::shared_ptr<Entry> entry;
   if (watched) {
     try {
@@ -304,9 +298,9 @@ std::vector<Wait> ofDiagnosis() {
 std::vector<status::OtherWait> ofStatus() {
   std::vector<status::OtherWait> waits;
   for (const auto& entry : current()) {
-    waits.push_back(
-        {entry->wait.text, entry->wait.ranks, entry->wait.meets, entry->age().count(),
-         entry->wait.calledAt, entry->meeting(), entry->wait.self});
+    auto& told = waits.emplace_back(entry->wait);
+    told.ageMs = entry->age().count();
+    told.meeting = entry->meeting();
   }
   return waits;
 }

@@ -14,16 +14,12 @@
 
 namespace torchcomms_pg::other_waits {
 
-struct OtherWait {
-  std::string text;            // equal on all ranks that meet
-  std::vector<int64_t> ranks;  // global ranks that are waited for; none for a key of a store
-  bool meets = false;          // true if each of `ranks` has to come to the same wait
-  std::string calledAt;        // line of Python; "" if it is where the main thread is
+// `ageMs` and `meeting` are known when the status asks for them.
+struct OtherWait : status::OtherWait {
   // Time after which the process prints which ranks are missing; 0 for never.
   Milliseconds verdictAfter{0};
   // Set if this rank, `self`, is in no group in which it could ask the others.
-  std::optional<MeetingPlace> meeting = std::nullopt;
-  int64_t self = -1;
+  std::optional<MeetingPlace> place = std::nullopt;
 };
 
 // Records that a thread of this process begins to wait. Returns the number for end().

@@ -5,9 +5,7 @@
 #include <iterator>
 #include <map>
 #include <numeric>
-#include <optional>
 #include <utility>
-#include <vector>
 
 #include "base/Mutex.hpp"
 #include "base/NeverDestroyed.hpp"

@@ -1,7 +1,5 @@
 #include "diagnosis/group/StandingVerdicts.hpp"
 
-#include <algorithm>
-#include <string>
 #include <utility>
 
 #include "diagnosis/group/ErrorFile.hpp"
@@ -76,7 +74,7 @@ std::string StandingVerdicts::endOf(const Operation& op) const {
 }
 
 std::optional<StandingVerdicts::Overdue> StandingVerdicts::overdue(
-    Clock::time_point now, Milliseconds timeout, const Begun& begun) const {
+    Clock::time_point now, Milliseconds timeout) const {
   return group_.inFlight().inspect([&](const auto& ops, const Operation&) {
     monitorThread.check();
     std::optional<Overdue> found;
@@ -85,7 +83,7 @@ std::optional<StandingVerdicts::Overdue> StandingVerdicts::overdue(
     }
     for (const auto& entry : ops) {
       const auto& op = *entry.op;
-      const auto since = begun(ops, entry);
+      const auto since = group_.begun(ops, entry);
       // A message may be issued long before a thread waits for it.
       const auto from = op.collective ? op.issued : since.value_or(op.issued);
       if (since && from >= settled_ && deadlines_.passed(from, *since, timeout, now)) {
@@ -100,14 +98,14 @@ std::optional<StandingVerdicts::Overdue> StandingVerdicts::overdue(
 
 void StandingVerdicts::ask(
     HangDiagnosis& diagnosis, const std::optional<Overdue>& overdue, Clock::time_point now,
-    Milliseconds timeout, const Request& request) {
+    Milliseconds timeout) {
   if (overdue && group_.inFlight().has(overdue->op)) {
     asked_ = overdue;
   }
   if (!asked_) {
     return;
   }
-  auto asked = request(asked_->op, asked_->begun + timeout);
+  auto asked = group_.request(asked_->op, now, timeout, asked_->begun + timeout);
   asked.ended = !group_.inFlight().has(asked_->op);
   if (const auto verdict = diagnosis.ask(asked, now)) {
     take(*verdict, std::exchange(asked_, std::nullopt)->op, asked.wait, now, timeout);

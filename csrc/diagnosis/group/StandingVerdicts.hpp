@@ -2,7 +2,6 @@
 // groups.
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <string>
 
@@ -18,14 +17,10 @@ namespace torchcomms_pg {
 // end.
 class StandingVerdicts {
  public:
-  // Returns the time from which an operation's deadline counts, nullopt if nothing waits for it.
-  using Begun =
-      std::function<std::optional<Clock::time_point>(const InFlightOps::List&, const InFlight&)>;
   struct Overdue {
     Operation op;
     Clock::time_point begun;  // time from which its deadline counts
   };
-  using Request = std::function<DiagnosisRequest(const Operation& op, Clock::time_point deadline)>;
 
   explicit StandingVerdicts(const GroupActivity& group) : group_(group) {}
 
@@ -34,13 +29,13 @@ class StandingVerdicts {
   bool look(HangDiagnosis& diagnosis) REQUIRES(monitorThread);
   // Returns the oldest operation without a verdict that has taken longer than `timeout`. Returns
   // nullopt while another one is diagnosed.
-  std::optional<Overdue> overdue(Clock::time_point now, Milliseconds timeout, const Begun& begun)
-      const REQUIRES(monitorThread);
+  std::optional<Overdue> overdue(Clock::time_point now, Milliseconds timeout) const
+      REQUIRES(monitorThread);
   // Asks for a verdict on `overdue`, if it is set and has not ended, and goes on asking until a
-  // verdict exists. `request`: builds the question.
+  // verdict exists.
   void ask(
       HangDiagnosis& diagnosis, const std::optional<Overdue>& overdue, Clock::time_point now,
-      Milliseconds timeout, const Request& request) REQUIRES(monitorThread);
+      Milliseconds timeout) REQUIRES(monitorThread);
 
   // Closes the diagnosis, since the group is being destroyed. If a verdict stands, first makes the
   // ranks print how it is over.

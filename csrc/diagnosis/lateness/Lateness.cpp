@@ -1,6 +1,5 @@
 #include "diagnosis/lateness/Lateness.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 
@@ -15,10 +14,8 @@ constexpr double kBlockPart = 1.0 / 32;
 double medianOf(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
-  if (values.size() % 2 == 1) {
-    return *middle;
-  }
-  return (*middle + *std::max_element(values.begin(), middle)) / 2;
+  return values.size() % 2 == 1 ? *middle
+                                : (*middle + *std::max_element(values.begin(), middle)) / 2;
 }
 
 // Returns the median, or the lower of the two middle values: for two ranks, the value of the rank

@@ -44,12 +44,6 @@ bool monitorRuns() {
 
 class Watch {
  public:
-  void look(const HeartbeatOptions& options, Clock::time_point now) {
-    lookAtMonitor(options, now);
-    lookAtGil(options, now);
-  }
-
- private:
   void lookAtMonitor(const HeartbeatOptions& options, Clock::time_point now) {
     const auto last = Monitor::get().lastRound();
     if (last == Clock::time_point{} || now - last < options.patience) {
@@ -86,6 +80,7 @@ class Watch {
     }
   }
 
+ private:
   bool toldOfMonitor_ = false;
   bool toldOfGil_ = false;
   Clock::time_point asked_ = Clock::now();
@@ -105,7 +100,10 @@ void run() {
         return;
       }
     }
-    attempt([&] { watch.look(options, Clock::now()); });
+    attempt([&] {
+      watch.lookAtMonitor(options, Clock::now());
+      watch.lookAtGil(options, Clock::now());
+    });
     std::this_thread::sleep_for(std::clamp(options.patience / 4, milliseconds(10), kMaxTick));
   }
 }

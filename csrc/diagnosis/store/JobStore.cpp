@@ -12,7 +12,6 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
-#include <utility>
 
 #include "base/FileDescriptor.hpp"
 #include "base/PerProcess.hpp"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <exception>
 #include <functional>
-#include <future>
 #include <numeric>
 #include <thread>
 
@@ -462,7 +461,7 @@ void WatchedGroup::finish(
 void WatchedGroup::check(Clock::time_point now) noexcept {
   try {
     lateness_.check(now);
-    const auto diagnosis = this->diagnosis();
+    const auto diagnosis = diagnosis_.load();
     if (!diagnosis || closed()) {
       return;
     }
@@ -472,8 +471,7 @@ void WatchedGroup::check(Clock::time_point now) noexcept {
       dumpApart(*this);
     }
     const Milliseconds timeout(timeoutMs_.load(std::memory_order_relaxed));
-    const auto late = verdicts_.overdue(
-        now, timeout, [this](const auto& ops, const auto& entry) { return begun(ops, entry); });
+    const auto late = verdicts_.overdue(now, timeout);
     const bool wanted = diagnosis->wantsStatus() || late;
     const bool known = forgetRaised(now, wanted);
     wantedAt_ = !wanted ? std::nullopt : wantedAt_ ? wantedAt_ : std::optional(now);
@@ -488,12 +486,7 @@ void WatchedGroup::check(Clock::time_point now) noexcept {
     if (diagnosis->wantsStatus()) {
       diagnosis->answer(snapshotOf(*this, now));
     }
-    verdicts_.ask(
-        *diagnosis, late, now, timeout, [&](const Operation& op, Clock::time_point deadline) {
-          auto request = requestAbout(*this, op, now, timeout, deadline);
-          request.mayHaveEnded = isPointToPoint(op.kind) && !queues();
-          return request;
-        });
+    verdicts_.ask(*diagnosis, late, now, timeout);
   } catch (const std::exception&) {
     // Out of memory, or no thread can be started; the next tick tries again.
   }

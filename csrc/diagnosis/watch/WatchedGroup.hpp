@@ -91,11 +91,14 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   const IssueCounts& issued() const override { return issued_; }
   bool queues() const override { return type_ != c10::DeviceType::CPU; }
   Waiter waiterFor(const InFlight& entry) const override;
+  // A queued collective first waits for the one before it, and a message for a thread.
+  std::optional<Clock::time_point> begun(
+      const InFlightOps::List& ops, const InFlight& entry) const override;
   bool closed() const override { return closed_.load(std::memory_order_acquire); }
 
   void leave(const std::string& how) noexcept override;
   std::string parting() const override {
-    const auto diagnosis = this->diagnosis();
+    const auto diagnosis = diagnosis_.load();
     return diagnosis ? diagnosis->standingVerdict().parting : "";
   }
 
@@ -116,10 +119,6 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   void askWaiting();
   // Returns the operations in flight for which `chosen` is true.
   std::vector<std::shared_ptr<WatchedOp>> operations(auto chosen) const;
-  std::shared_ptr<HangDiagnosis> diagnosis() const { return diagnosis_.load(); }
-  // Returns the time from which an operation's deadline counts: a queued collective first waits for
-  // the one before it, and a message for a thread. Returns nullopt if nothing waits for it.
-  std::optional<Clock::time_point> begun(const InFlightOps::List& ops, const InFlight& entry) const;
   // Forgets operations whose calls have raised, which no hook reports: asks Python now and then
   // about calls that have not returned, and about all of them if `wanted`. Returns false while
   // Python is being asked.

@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 
-#include <algorithm>
 #include <string_view>
 #include <typeinfo>
 #include <utility>
