@@ -57,30 +57,16 @@ bool isSound(const Arrivals& arrivals) {
 // stretch, and each stretch in which a rank changed its thread.
 std::vector<Stretch> stretchesOf(const std::vector<Arrivals>& ranks) {
   std::vector<Stretch> all;
-  std::vector<size_t> places(ranks.size(), 0);
   std::vector<size_t> before;
-  for (;;) {
-    // Goes to the next collective that all ranks report.
-    uint64_t seq = 0;
-    for (size_t rank = 0; rank < ranks.size(); ++rank) {
-      if (places[rank] == ranks[rank].seqs.size()) {
-        if (!all.empty()) {
-          all.pop_back();  // the time in the collective after it is not known yet
-        }
-        std::erase_if(all, [](const Stretch& stretch) { return !stretch.known; });
-        return all;
+  for (const auto seq : ranks[0].seqs) {
+    std::vector<size_t> places;
+    for (const auto& told : ranks) {
+      const auto found = std::ranges::lower_bound(told.seqs, seq);
+      if (found != told.seqs.end() && *found == seq) {
+        places.push_back(static_cast<size_t>(found - told.seqs.begin()));
       }
-      seq = std::max(seq, ranks[rank].seqs[places[rank]]);
     }
-    bool met = true;
-    for (size_t rank = 0; rank < ranks.size(); ++rank) {
-      const auto& seqs = ranks[rank].seqs;
-      while (places[rank] < seqs.size() && seqs[places[rank]] < seq) {
-        ++places[rank];
-      }
-      met = met && places[rank] < seqs.size() && seqs[places[rank]] == seq;
-    }
-    if (!met) {
+    if (places.size() < ranks.size()) {
       continue;
     }
     if (!before.empty()) {
@@ -103,9 +89,13 @@ std::vector<Stretch> stretchesOf(const std::vector<Arrivals>& ranks) {
       }
       all.push_back(std::move(stretch));
     }
-    before = places;
-    std::ranges::for_each(places, [](auto& place) { ++place; });
+    before = std::move(places);
   }
+  if (!all.empty()) {
+    all.pop_back();  // the time in the collective after it is not known yet
+  }
+  std::erase_if(all, [](const Stretch& stretch) { return !stretch.known; });
+  return all;
 }
 
 // Joins stretches into blocks of about equal own time. A block ends only with a collective in which
