@@ -62,8 +62,8 @@ struct Line {
   size_t op;
 };
 
-// Returns the place in status::kLaunchKinds, or nullopt for a kind that is not listed.
-std::optional<size_t> launchKind(OpKind kind) {
+// Returns the place in status::kLaunchKinds.
+size_t launchKind(OpKind kind) {
   switch (kind) {
     case OpKind::broadcast: return 0;
     case OpKind::reduce: return 1;
@@ -79,7 +79,7 @@ std::optional<size_t> launchKind(OpKind kind) {
     case OpKind::scatter: return 7;
     case OpKind::barrier:
     case OpKind::monitoredBarrier: return 8;
-    default: return std::nullopt;
+    default: return std::size(status::kLaunchKinds) - 1;
   }
 }
 
@@ -88,16 +88,14 @@ std::optional<size_t> launchKind(OpKind kind) {
 std::vector<uint64_t> launched(const GroupActivity& group, const InFlightOps::List& ops) {
   std::vector<uint64_t> counts(std::size(status::kLaunchKinds), 0);
   for (size_t kind = 0; kind < kOpKinds; ++kind) {
-    if (const auto place = launchKind(static_cast<OpKind>(kind))) {
-      counts[*place] += group.inFlight().totals().sums(static_cast<OpKind>(kind)).operations;
-    }
+    const auto ended = group.inFlight().totals().sums(static_cast<OpKind>(kind)).operations;
+    counts[launchKind(static_cast<OpKind>(kind))] += ended;
   }
   for (const auto& entry : ops) {
-    if (const auto place = launchKind(entry.op->kind)) {
-      ++counts[*place];
-    }
+    ++counts[launchKind(entry.op->kind)];
   }
-  const auto known = std::accumulate(counts.begin(), counts.end(), uint64_t{0});
+  // The last place has messages, too, so far.
+  const auto known = std::accumulate(counts.begin(), counts.end() - 1, uint64_t{0});
   const auto all = group.issued().collectives();
   counts.back() = all - std::min(all, known);
   return counts;
@@ -186,7 +184,7 @@ status::Description describeProcess() {
   told.otherWaits = other_waits::ofStatus();
   auto lines = std::make_shared<std::vector<Line>>();
   for (const auto& [number, groups] : ranks) {
-    status::RankActivity activity;
+    auto& activity = told.ranks.emplace_back();
     activity.rank = number;
     activity.mainThread = threads ? 0 : PythonStackDump::mainThread();
     std::map<uint64_t, int> keys;  // groups of one key cannot be told apart
@@ -195,16 +193,15 @@ status::Description describeProcess() {
     }
     for (const auto* const group : groups) {
       const bool known = keys[group->key()] == 1;
-      describeMember(*group, known, now, activity, told.ranks.size(), description.stacks, *lines);
+      describeMember(
+          *group, known, now, activity, told.ranks.size() - 1, description.stacks, *lines);
     }
-    told.ranks.push_back(std::move(activity));
   }
   for (const auto& wait : told.otherWaits) {
     if (wait.self >= 0 && told.ranks.empty()) {
-      status::RankActivity activity;
+      auto& activity = told.ranks.emplace_back();
       activity.rank = wait.self;
       activity.mainThread = PythonStackDump::mainThread();
-      told.ranks.push_back(std::move(activity));
     }
   }
   description.setLines = [lines](
@@ -297,16 +294,16 @@ HeldUp heldUpBy(const GroupActivity& group, const Operation& op, Milliseconds pa
       continue;
     }
     for (const auto& asked : member->second.told->ops) {
-      const bool same = asked.text == describe(op) && asked.seq == (op.collective ? op.seq : 0);
-      if (same && asked.ageMs >= told.question.tookMs) {
-        const auto finding = job.judge(*known, group.rank(), asked);
-        return {
-            job.heldUpBy(*known, finding), globalRanksOf(group, finding.verdict.ranks),
-            asked.calledAt};
+      if (asked.text != describe(op) || asked.seq != (op.collective ? op.seq : 0)) {
+        continue;
       }
-      if (same) {
+      if (asked.ageMs < told.question.tookMs) {
         return {"", {}, asked.calledAt};
       }
+      const auto finding = job.judge(*known, group.rank(), asked);
+      return {
+          job.heldUpBy(*known, finding), globalRanksOf(group, finding.verdict.ranks),
+          asked.calledAt};
     }
   }
   return {};
