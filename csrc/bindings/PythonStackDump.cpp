@@ -269,6 +269,7 @@ std::string readWithoutGil() {
 }  // namespace
 
 void bindPythonStackDump(py::module_& module) {
+  using NoGil = py::call_guard<py::gil_scoped_release>;
   handlerOfPython();  // while the module is imported, usually by the main thread
   module.def(
       "set_python_stack_source",
@@ -344,15 +345,13 @@ void bindPythonStackDump(py::module_& module) {
         return other_waits::begin(std::move(wait));
       },
       py::kw_only(), py::arg("text"), py::arg("ranks"), py::arg("meets"), py::arg("called_at"),
-      py::arg("verdict_after"), py::arg("meeting") = py::none(), py::arg("rank") = -1,
-      py::call_guard<py::gil_scoped_release>());
-  const auto apart = py::call_guard<py::gil_scoped_release>();
+      py::arg("verdict_after"), py::arg("meeting") = py::none(), py::arg("rank") = -1, NoGil());
   py::class_<StoreBoard>(module, "StoreBoard")
       .def(py::init<const c10::intrusive_ptr<c10d::Store>&>(), py::arg("store"))
-      .def("get", &StoreBoard::get, py::arg("key"), apart)
-      .def("claim", &StoreBoard::claimed, py::arg("key"), py::arg("value"), apart)
-      .def("add", &StoreBoard::add, py::arg("key"), py::arg("value"), apart)
-      .def("erase", &StoreBoard::erase, py::arg("key"), apart);
+      .def("get", &StoreBoard::get, py::arg("key"), NoGil())
+      .def("claim", &StoreBoard::claimed, py::arg("key"), py::arg("value"), NoGil())
+      .def("add", &StoreBoard::add, py::arg("key"), py::arg("value"), NoGil())
+      .def("erase", &StoreBoard::erase, py::arg("key"), NoGil());
   module.def(
       "store_place",
       [](const c10::intrusive_ptr<c10d::Store>& store)
@@ -365,9 +364,7 @@ void bindPythonStackDump(py::module_& module) {
         return std::tuple(tcp->getHost(), tcp->getPort(), place.prefixes);
       },
       py::arg("store"));
-  module.def(
-      "end_wait", &other_waits::end, py::arg("number"), py::arg("joined") = false,
-      py::call_guard<py::gil_scoped_release>());
+  module.def("end_wait", &other_waits::end, py::arg("number"), py::arg("joined") = false, NoGil());
   module.def("set_error_file", &error_file::set, py::arg("path"));
   module.def(
       "leave_word",
@@ -384,7 +381,7 @@ void bindPythonStackDump(py::module_& module) {
           group->leave(how);
         }
       },
-      py::arg("how"), py::arg("names"), py::arg("fails"), py::call_guard<py::gil_scoped_release>());
+      py::arg("how"), py::arg("names"), py::arg("fails"), NoGil());
   module.def(
       "end_with_error",
       [](const std::string& how) {
@@ -400,7 +397,7 @@ void bindPythonStackDump(py::module_& module) {
           }
         }
       },
-      py::arg("how"), py::call_guard<py::gil_scoped_release>());
+      py::arg("how"), NoGil());
   module.def("set_verdict_after", &DiagnosisClient::setVerdictAfter, py::arg("time"));
   module.def("set_compile_limit", &Compiling::setLimit, py::arg("limit"));
 

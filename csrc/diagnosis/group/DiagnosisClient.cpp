@@ -121,9 +121,14 @@ void DiagnosisClient::close() {
 void DiagnosisClient::check(Clock::time_point now) {
   lateness_.check(now);
   answer(now);
-  if (!comm_.failure.load()) {
-    checkEarly(now);
+  const auto early = early_.load();
+  if (!early || closed() || comm_.failure.load()) {
+    return;
   }
+  if (earlyVerdicts_.look(*early)) {
+    dumpApart(*this);
+  }
+  earlyVerdicts_.ask(*early, earlyVerdicts_.overdue(now, earlyAfter_), now, earlyAfter_);
 }
 
 void DiagnosisClient::answer(Clock::time_point now) {
@@ -171,17 +176,6 @@ void DiagnosisClient::leave(const std::string& how) noexcept {
 
 std::string DiagnosisClient::leftWords(const std::vector<int>& ranks) {
   return store_ && !ranks.empty() ? left_words::tell(store_, ranks, group()) : "";
-}
-
-void DiagnosisClient::checkEarly(Clock::time_point now) {
-  const auto early = early_.load();
-  if (!early || closed()) {
-    return;
-  }
-  if (earlyVerdicts_.look(*early)) {
-    dumpApart(*this);
-  }
-  earlyVerdicts_.ask(*early, earlyVerdicts_.overdue(now, earlyAfter_), now, earlyAfter_);
 }
 
 void DiagnosisClient::setVerdictAfter(Milliseconds time) {

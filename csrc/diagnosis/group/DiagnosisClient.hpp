@@ -84,8 +84,6 @@ class DiagnosisClient final : public Observer, public GroupActivity {
   uint64_t ring() const;
   // Checks for questions of other ranks, and reports this rank's status if one is wanted.
   void answer(Clock::time_point now) REQUIRES(monitorThread);
-  // Does what is due for verdicts that end nothing.
-  void checkEarly(Clock::time_point now) REQUIRES(monitorThread);
 
   const Observed comm_;
   AtomicShared<HangDiagnosis> diagnosis_;  // null before open()

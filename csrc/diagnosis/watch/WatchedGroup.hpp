@@ -87,7 +87,6 @@ class WatchedGroup final : public std::enable_shared_from_this<WatchedGroup>,
   LatenessClient& lateness() { return lateness_; }
   const LatenessClient& lateness() const override { return lateness_; }
   const InFlightOps& inFlight() const override { return inFlight_; }
-  InFlightOps& inFlight() { return inFlight_; }
   const IssueCounts& issued() const override { return issued_; }
   bool queues() const override { return type_ != c10::DeviceType::CPU; }
   Waiter waiterFor(const InFlight& entry) const override;
