@@ -30,16 +30,6 @@ class Writer {
  private:
   void write(const std::string& text) { out_ << std::quoted(text) << ' '; }
   template <class T>
-    requires std::is_arithmetic_v<T>
-  void write(T value) {
-    out_ << +value << ' ';
-  }
-  template <class T>
-    requires std::is_enum_v<T>
-  void write(T value) {
-    write(static_cast<int>(value));
-  }
-  template <class T>
   void write(const std::vector<T>& list) {
     write(list.size());
     for (const auto& each : list) write(each);
@@ -50,9 +40,14 @@ class Writer {
     if (value) write(*value);
   }
   template <class T>
-    requires std::is_class_v<T>
-  void write(const T& record) {
-    T::fields(record, *this);
+  void write(const T& value) {
+    if constexpr (std::is_arithmetic_v<T>) {
+      out_ << +value << ' ';
+    } else if constexpr (std::is_enum_v<T>) {
+      write(static_cast<int>(value));
+    } else {
+      T::fields(value, *this);
+    }
   }
 
   std::ostream& out_;
@@ -73,18 +68,6 @@ class Reader {
  private:
   void read(std::string& text) { in_ >> std::quoted(text); }
   template <class T>
-    requires std::is_arithmetic_v<T>
-  void read(T& value) {
-    in_ >> value;
-  }
-  template <class T>
-    requires std::is_enum_v<T>
-  void read(T& value) {
-    int number = 0;
-    read(number);
-    value = static_cast<T>(number);
-  }
-  template <class T>
   void read(std::vector<T>& list) {
     size_t size = 0;
     read(size);
@@ -98,9 +81,16 @@ class Reader {
     if (there) read(value.emplace());
   }
   template <class T>
-    requires std::is_class_v<T>
-  void read(T& record) {
-    T::fields(record, *this);
+  void read(T& value) {
+    if constexpr (std::is_arithmetic_v<T>) {
+      in_ >> value;
+    } else if constexpr (std::is_enum_v<T>) {
+      int number = 0;
+      read(number);
+      value = static_cast<T>(number);
+    } else {
+      T::fields(value, *this);
+    }
   }
 
   std::istream& in_;
