@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "diagnosis/rank/Fields.hpp"
+
 namespace torchcomms_pg {
 
 // Part of a list of ranks: `count` ranks, namely first, first + step, first + 2 * step and so on.
@@ -102,7 +104,13 @@ struct Wait {
 };
 
 // Returns whether both waits are for one operation. Ignores their texts.
-bool isSameOperation(const Wait& one, const Wait& other);
+inline bool isSameOperation(const Wait& one, const Wait& other) {
+  if (one.group != other.group || one.collectives.empty() != other.collectives.empty()) {
+    return false;
+  }
+  return one.collectives.empty() ? one.messages == other.messages
+                                 : one.collectives.back().seq == other.collectives.back().seq;
+}
 
 // Numbers of messages and signals that the rank has issued with `peer`.
 struct PeerCounts {
@@ -184,7 +192,11 @@ struct RankStatus {
 
 // Encode and decode a status; decodeStatus() returns nullopt if `text` is damaged or of another
 // version.
-std::string encode(const RankStatus& status);
-std::optional<RankStatus> decodeStatus(const std::string& text);
+inline std::string encode(const RankStatus& status) {
+  return fields::write(status);
+}
+inline std::optional<RankStatus> decodeStatus(const std::string& text) {
+  return fields::read<RankStatus>(text);
+}
 
 }  // namespace torchcomms_pg
