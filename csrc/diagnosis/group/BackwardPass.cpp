@@ -14,10 +14,7 @@ struct Last {
   int task = -1;  // autograd's number of the pass
   std::shared_ptr<BackwardPass> pass;
 };
-Last& lastOfThread() {
-  static thread_local Last last;
-  return last;
-}
+thread_local Last lastOfThread;
 
 }  // namespace
 
@@ -26,21 +23,20 @@ std::shared_ptr<BackwardPass> BackwardPass::join(const std::shared_ptr<ArrivalLo
   if (task < 0) {
     return nullptr;
   }
-  auto& last = lastOfThread();
-  if (!last.pass || last.task != task) {
-    last = {task, std::make_shared<BackwardPass>()};
-    last.pass->log_ = log;
+  if (!lastOfThread.pass || lastOfThread.task != task) {
+    lastOfThread = {task, std::make_shared<BackwardPass>()};
+    lastOfThread.pass->log_ = log;
     // This callback runs before DDP's, which waits: DDP queues its callback later, with the last
     // collective of the pass.
     torch::autograd::Engine::get_default_engine().queue_callback(
-        [known = std::weak_ptr(last.pass)] {
+        [known = std::weak_ptr(lastOfThread.pass)] {
           if (const auto pass = known.lock()) {
             pass->passed_ = Clock::now().time_since_epoch().count();
           }
         });
   }
-  last.pass->inFlight_.fetch_add(1);
-  return last.pass;
+  lastOfThread.pass->inFlight_.fetch_add(1);
+  return lastOfThread.pass;
 }
 
 void BackwardPass::end() {
@@ -49,11 +45,10 @@ void BackwardPass::end() {
 }
 
 void BackwardPass::settle() {
-  auto& last = lastOfThread();
-  if (!last.pass || last.pass->passed_ == 0) {
+  if (!lastOfThread.pass || lastOfThread.pass->passed_ == 0) {
     return;
   }
-  const auto pass = std::exchange(last.pass, nullptr);
+  const auto pass = std::exchange(lastOfThread.pass, nullptr);
   const Clock::duration waited(pass->ended_ - pass->passed_);
   if (pass->inFlight_ == 0 && waited > Clock::duration::zero()) {
     WaitedTime::add(waited);
@@ -64,7 +59,7 @@ void BackwardPass::settle() {
 }
 
 void BackwardPass::forget() {
-  lastOfThread().pass = nullptr;
+  lastOfThread.pass = nullptr;
 }
 
 }  // namespace torchcomms_pg

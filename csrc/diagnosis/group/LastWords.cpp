@@ -1,7 +1,6 @@
 #include "diagnosis/group/LastWords.hpp"
 
 #include <algorithm>
-#include <exception>
 #include <future>
 #include <memory>
 #include <optional>
@@ -85,14 +84,6 @@ std::string failureOf(const GroupActivity& group) {
   return message.substr(0, message.find('\n'));
 }
 
-HeldUp heldUp(const WaitingOp& waiting, Milliseconds patience) {
-  try {
-    return heldUpBy(*waiting.group, waiting.op, patience);
-  } catch (const std::exception&) {
-    return {};  // the status's folder cannot be read
-  }
-}
-
 // Returns for how long the operation had waited at `at`. `place`: the line of its call, or "".
 std::string waitedUntil(
     Clock::time_point at, const WaitingOp& waiting, const std::string& place = "") {
@@ -111,7 +102,7 @@ void sayLastWords(const sigterm::Kept& signal) {
     const auto& group = *waiting->group;
     dumpApart(group, kAsking);
     failure = failureOf(group);
-    by = failure.empty() ? heldUp(*waiting, kAsking) : HeldUp{": " + failure, {}, ""};
+    by = failure.empty() ? heldUpBy(group, waiting->op, kAsking) : HeldUp{": " + failure, {}, ""};
     rank = rankOf(group);
     what = waitedUntil(signal.at, *waiting) + by.text;
   } else {
@@ -170,7 +161,7 @@ void sayHowAborted(const sigabrt::Kept& signal) {
   }
   if (waiting) {
     const auto failure = failureOf(*waiting->group);
-    by = heldUp(*waiting, kAskingOfAborted);
+    by = heldUpBy(*waiting->group, waiting->op, kAskingOfAborted);
     by.text = failure.empty() ? by.text : ": " + failure;
     how += " while " + waitedUntil(signal.at, *waiting, by.calledAt);
   }

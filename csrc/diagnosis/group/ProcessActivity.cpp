@@ -281,7 +281,7 @@ std::shared_ptr<const StatusPart> StatusPart::begin(
   return part;
 }
 
-HeldUp heldUpBy(const GroupActivity& group, const Operation& op, Milliseconds patience) {
+HeldUp heldUpBy(const GroupActivity& group, const Operation& op, Milliseconds patience) try {
   const auto place = group.place.load();
   if (!place) {
     return {};  // the status is turned off
@@ -307,6 +307,8 @@ HeldUp heldUpBy(const GroupActivity& group, const Operation& op, Milliseconds pa
     }
   }
   return {};
+} catch (const std::exception&) {
+  return {};  // the status's folder cannot be read
 }
 
 std::shared_ptr<status::StatusServer> serveStatus(const status::Membership& membership) {

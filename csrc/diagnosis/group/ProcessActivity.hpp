@@ -40,7 +40,7 @@ struct HeldUp {
 };
 
 // Asks the job's processes whom `op` of `group` waits for. Leaves out what is not known within
-// `patience`. Blocks. Raises the status's errors.
+// `patience`. Blocks.
 HeldUp heldUpBy(const GroupActivity& group, const Operation& op, Milliseconds patience);
 
 // A wait, and the lowest rank that is in it, if that is not this process.

@@ -163,10 +163,8 @@ Totals read() {
 
 void noteFailure() {
   auto& state = process_totals::state.get();
-  {
-    LockGuard lock(state.newsMutex);
-    ++state.failures;
-  }
+  LockGuard lock(state.newsMutex);
+  ++state.failures;
   state.news.notify_all();
 }
 
@@ -179,19 +177,14 @@ std::optional<uint64_t> awaitFailure(uint64_t written, Milliseconds patience) {
   state.news.wait_for(lock, patience, [&]() REQUIRES(state.newsMutex) {
     return state.ending || state.failures > written;
   });
-  if (state.ending) {
-    return std::nullopt;
-  }
-  return state.failures;
+  return state.ending ? std::nullopt : std::optional(state.failures);
 }
 
 void endWriter() {
   auto& state = process_totals::state.get();
-  {
-    LockGuard lock(state.newsMutex);
-    state.ending = true;
-    state.writing = false;
-  }
+  LockGuard lock(state.newsMutex);
+  state.ending = true;
+  state.writing = false;
   state.news.notify_all();
 }
 
