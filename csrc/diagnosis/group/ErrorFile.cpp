@@ -52,36 +52,32 @@ void set(const std::string& path) {
   place.path = path;
 }
 
-void write(const std::string& text, const std::vector<int64_t>& ranks) noexcept {
-  try {
-    LockGuard lock(place.mutex);
-    if (!place.path.empty()) {
-      auto content = encoded(text, ranks);
-      writeDump(place.path, content);
-      place.text = text;
-      place.content = std::move(content);
-    }
-  } catch (const std::exception& error) {
-    printError(error);
+void write(const std::string& text, const std::vector<int64_t>& ranks) noexcept try {
+  LockGuard lock(place.mutex);
+  if (!place.path.empty()) {
+    auto content = encoded(text, ranks);
+    writeDump(place.path, content);
+    place.text = text;
+    place.content = std::move(content);
   }
+} catch (const std::exception& error) {
+  printError(error);
 }
 
-void withdraw(const std::string& text) noexcept {
-  try {
-    LockGuard lock(place.mutex);
-    if (place.content.empty() || place.text != text) {
-      return;
-    }
-    // torch's `record` may have written the program's exception meanwhile.
-    std::ifstream file(place.path, std::ios::binary);
-    const std::string content{std::istreambuf_iterator<char>(file), {}};
-    if (content == place.content) {
-      ::unlink(place.path.c_str());
-    }
-    place.content.clear();
-  } catch (const std::exception& error) {
-    printError(error);
+void withdraw(const std::string& text) noexcept try {
+  LockGuard lock(place.mutex);
+  if (place.content.empty() || place.text != text) {
+    return;
   }
+  // torch's `record` may have written the program's exception meanwhile.
+  std::ifstream file(place.path, std::ios::binary);
+  const std::string content{std::istreambuf_iterator<char>(file), {}};
+  if (content == place.content) {
+    ::unlink(place.path.c_str());
+  }
+  place.content.clear();
+} catch (const std::exception& error) {
+  printError(error);
 }
 
 }  // namespace torchcomms_pg::error_file

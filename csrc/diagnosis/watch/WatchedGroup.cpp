@@ -458,38 +458,36 @@ void WatchedGroup::finish(
   lastEnd_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
 }
 
-void WatchedGroup::check(Clock::time_point now) noexcept {
-  try {
-    lateness_.check(now);
-    const auto diagnosis = diagnosis_.load();
-    if (!diagnosis || closed()) {
-      return;
-    }
-    if (verdicts_.look(*diagnosis)) {
-      inFlight_.totals().noteFailure();
-      process_totals::noteFailure();
-      dumpApart(*this);
-    }
-    const Milliseconds timeout(timeoutMs_.load(std::memory_order_relaxed));
-    const auto late = verdicts_.overdue(now, timeout);
-    const bool wanted = diagnosis->wantsStatus() || late;
-    const bool known = forgetRaised(now, wanted);
-    wantedAt_ = !wanted ? std::nullopt : wantedAt_ ? wantedAt_ : std::optional(now);
-    if (wanted && !known && now - *wantedAt_ < WatchedOp::kQuestion) {
-      return;  // a thread that seems to be in a call may have left it
-    }
-    if (diagnosis->takeRing()) {
-      if (const auto hosts = hosts_.load()) {
-        hosts->news().ring(key_);
-      }
-    }
-    if (diagnosis->wantsStatus()) {
-      diagnosis->answer(snapshotOf(*this, now));
-    }
-    verdicts_.ask(*diagnosis, late, now, timeout);
-  } catch (const std::exception&) {
-    // Out of memory, or no thread can be started; the next tick tries again.
+void WatchedGroup::check(Clock::time_point now) noexcept try {
+  lateness_.check(now);
+  const auto diagnosis = diagnosis_.load();
+  if (!diagnosis || closed()) {
+    return;
   }
+  if (verdicts_.look(*diagnosis)) {
+    inFlight_.totals().noteFailure();
+    process_totals::noteFailure();
+    dumpApart(*this);
+  }
+  const Milliseconds timeout(timeoutMs_.load(std::memory_order_relaxed));
+  const auto late = verdicts_.overdue(now, timeout);
+  const bool wanted = diagnosis->wantsStatus() || late;
+  const bool known = forgetRaised(now, wanted);
+  wantedAt_ = !wanted ? std::nullopt : wantedAt_ ? wantedAt_ : std::optional(now);
+  if (wanted && !known && now - *wantedAt_ < WatchedOp::kQuestion) {
+    return;  // a thread that seems to be in a call may have left it
+  }
+  if (diagnosis->takeRing()) {
+    if (const auto hosts = hosts_.load()) {
+      hosts->news().ring(key_);
+    }
+  }
+  if (diagnosis->wantsStatus()) {
+    diagnosis->answer(snapshotOf(*this, now));
+  }
+  verdicts_.ask(*diagnosis, late, now, timeout);
+} catch (const std::exception&) {
+  // Out of memory, or no thread can be started; the next tick tries again.
 }
 
 GroupActivity::Waiter WatchedGroup::waiterFor(const InFlight& entry) const {
@@ -526,24 +524,22 @@ bool WatchedGroup::forgetRaised(Clock::time_point now, bool wanted) {
   return known;
 }
 
-bool WatchedGroup::hasFailed() noexcept {
-  try {
-    // The caller may have got an operation's end before the operation was polled.
-    for (const auto& op : operations([](const WatchedOp& op) { return op.returned(); })) {
-      if (const auto end = op->ask()) {
-        endAsked(*op, *end);
-      }
+bool WatchedGroup::hasFailed() noexcept try {
+  // The caller may have got an operation's end before the operation was polled.
+  for (const auto& op : operations([](const WatchedOp& op) { return op.returned(); })) {
+    if (const auto end = op->ask()) {
+      endAsked(*op, *end);
     }
-    UniqueLock lock(mutex_);
-    const auto told = failureTold_;
-    lock.unlock();
-    if (told.valid()) {
-      waitRunning(told, kExplaining);
-    }
-    return told.valid();
-  } catch (const std::exception&) {
-    return false;  // out of memory: the reason of an error may not be printed
   }
+  UniqueLock lock(mutex_);
+  const auto told = failureTold_;
+  lock.unlock();
+  if (told.valid()) {
+    waitRunning(told, kExplaining);
+  }
+  return told.valid();
+} catch (const std::exception&) {
+  return false;  // out of memory: the reason of an error may not be printed
 }
 
 void WatchedGroup::leave(const std::string& how) noexcept {
@@ -556,26 +552,23 @@ void WatchedGroup::leave(const std::string& how) noexcept {
   }
 }
 
-void WatchedGroup::tellFailure(const Operation& op) noexcept {
-  try {
-    LockGuard lock(mutex_);
-    auto unfinished = ExitGuard::begin();
-    if (!store_ || failureTold_.valid() || !unfinished) {
-      return;
-    }
-    const auto done = std::make_shared<std::promise<void>>();
-    failureTold_ = done->get_future();
-    Monitor::get().runDetached([unfinished = std::move(unfinished), self = shared_from_this(),
-                                store = store_, what = torchcomms_pg::describe(op),
-                                done]() mutable {
-      dumpApart(*self);
-      // It raises if the store has ended, for example with the rank that served it.
-      attempt([&] { self->explainFailure(store, what); });
-      done->set_value();
-    });
-  } catch (const std::exception&) {
-    // No thread can be started.
+void WatchedGroup::tellFailure(const Operation& op) noexcept try {
+  LockGuard lock(mutex_);
+  auto unfinished = ExitGuard::begin();
+  if (!store_ || failureTold_.valid() || !unfinished) {
+    return;
   }
+  const auto done = std::make_shared<std::promise<void>>();
+  failureTold_ = done->get_future();
+  Monitor::get().runDetached([unfinished = std::move(unfinished), self = shared_from_this(),
+                              store = store_, what = torchcomms_pg::describe(op), done]() mutable {
+    dumpApart(*self);
+    // It raises if the store has ended, for example with the rank that served it.
+    attempt([&] { self->explainFailure(store, what); });
+    done->set_value();
+  });
+} catch (const std::exception&) {
+  // No thread can be started.
 }
 
 void WatchedGroup::explainFailure(
