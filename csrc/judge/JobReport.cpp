@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <limits>
-#include <set>
-#include <utility>
+#include <optional>
+#include <ranges>
 
 #include "diagnosis/status/Json.hpp"
 #include "monitor/Printable.hpp"
@@ -14,6 +14,11 @@ namespace {
 
 double seconds(int64_t milliseconds) {
   return static_cast<double>(milliseconds) / 1000;
+}
+
+// Returns nullopt for a negative number, which stands for none.
+std::optional<double> secondsIfAny(int64_t milliseconds) {
+  return milliseconds < 0 ? std::nullopt : std::optional(seconds(milliseconds));
 }
 
 std::vector<std::string> linesOf(const std::string& text) {
@@ -45,29 +50,17 @@ class Report {
       json.field("healthy", job_.healthy());
       json.field("late_after_s", seconds(asked.lateMs));
       json.field("took_s", seconds(asked.tookMs));
-      json.listField("unreached_hosts", [&] {
-        for (const auto& each : job_.unreached()) {
-          json.objectElement([&] {
-            json.field("host", nameOfHost(each.host));
-            json.field("why", printable(each.why));
-          });
-        }
+      json.listField("unreached_hosts", job_.unreached(), [&](const auto& each) {
+        json.field("host", nameOfHost(each.host));
+        json.field("why", printable(each.why));
       });
-      json.listField("groups", [&] {
-        for (const auto* const group : job_.groups()) {
-          json.objectElement([&] { writeGroup(json, *group); });
-        }
-      });
-      json.listField("waits", [&] {
-        for (const auto& wait : job_.otherWaits()) {
-          json.objectElement([&] {
-            json.field("operation", printable(wait.text));
-            json.field("since_s", seconds(wait.ageMs));
-            json.field("there", wait.there);
-            json.field("waits_for", wait.waitsFor);
-            json.field("verdict", wait.verdict);
-          });
-        }
+      json.listField("groups", job_.groups(), [&](const auto* group) { writeGroup(json, *group); });
+      json.listField("waits", job_.otherWaits(), [&](const auto& wait) {
+        json.field("operation", printable(wait.text));
+        json.field("since_s", seconds(wait.ageMs));
+        json.field("there", wait.there);
+        json.field("waits_for", wait.waitsFor);
+        json.field("verdict", wait.verdict);
       });
       json.listField("ranks", [&] { writeRanks(json); });
     });
@@ -102,7 +95,7 @@ class Report {
       json.field("most", most);
     });
     writeLateness(json, group);
-    json.listField("missing", [&] { writeMissing(json, group); });
+    writeMissing(json, group);
     if (!group.waits) {
       json.field("waits", nullptr);
       return;
@@ -124,26 +117,23 @@ class Report {
   // Writes the members that have not answered for the group.
   void writeMissing(Json& json, const Job::Group& group) const {
     const auto& ranks = group.any->ranks;
-    for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
-      if (group.members.contains(rank)) {
-        continue;
+    const auto isMissing = [&](int rank) { return !group.members.contains(rank); };
+    const auto all = std::views::iota(0, static_cast<int>(ranks.size()));
+    json.listField("missing", all | std::views::filter(isMissing), [&](int rank) {
+      json.field("rank", rank);
+      if (const auto* const quiet = job_.quietOf(group.id, ranks[rank])) {
+        json.field("state", quiet->process->state);
+        json.field("host", nameOfHost(quiet->host->host));
+        json.field("pid", quiet->process->pid);
+      } else if (const auto* const other = job_.elsewhere(ranks[rank])) {
+        json.field("state", "elsewhere");
+        json.field("host", printable(other->process->host));
+        json.field("pid", other->process->pid);
+      } else {
+        json.field("state", "unknown");
       }
-      json.objectElement([&] {
-        json.field("rank", rank);
-        if (const auto* const quiet = job_.quietOf(group.id, ranks[rank])) {
-          json.field("state", quiet->process->state);
-          json.field("host", nameOfHost(quiet->host->host));
-          json.field("pid", quiet->process->pid);
-        } else if (const auto* const other = job_.elsewhere(ranks[rank])) {
-          json.field("state", "elsewhere");
-          json.field("host", printable(other->process->host));
-          json.field("pid", other->process->pid);
-        } else {
-          json.field("state", "unknown");
-        }
-        json.field("text", printable(job_.silentOf(group.id, ranks[rank]).text));
-      });
-    }
+      json.field("text", printable(job_.silentOf(group.id, ranks[rank]).text));
+    });
   }
 
   static void writeLateness(Json& json, const Job::Group& group) {
@@ -157,21 +147,15 @@ class Report {
     }
     const auto& lateness = judge->second.told->lateness;
     json.objectField("lateness", [&] {
-      if (const auto late = lateness.late; late && *late >= 0 && *late < std::ssize(ranks)) {
-        json.field("late", ranks[*late]);
-      } else {
-        json.field("late", nullptr);
-      }
+      const auto late = lateness.late;
+      const bool known = late && *late >= 0 && *late < std::ssize(ranks);
+      json.field("late", known ? std::optional(ranks[*late]) : std::nullopt);
       json.field("collectives", lateness.collectives);
       json.field("took_s", lateness.seconds);
-      json.listField("ranks", [&] {
-        for (size_t rank = 0; rank < ranks.size(); ++rank) {
-          json.objectElement([&] {
-            json.field("rank", ranks[rank]);
-            json.field("later_s", lateness.ranks[rank].later);
-            json.field("share", lateness.ranks[rank].share);
-          });
-        }
+      json.listField("ranks", std::views::iota(size_t{0}, ranks.size()), [&](size_t rank) {
+        json.field("rank", ranks[rank]);
+        json.field("later_s", lateness.ranks[rank].later);
+        json.field("share", lateness.ranks[rank].share);
       });
     });
   }
@@ -181,30 +165,20 @@ class Report {
     std::ranges::stable_sort(sorted, [](const auto& one, const auto& other) {
       return one.activity->rank < other.activity->rank;
     });
-    for (const auto& rank : sorted) {
-      json.objectElement([&] { writeRank(json, rank); });
-    }
-    for (const auto& quiet : job_.quiet()) {
-      json.objectElement([&] {
-        const auto& silent = *quiet.process;
-        std::set<int64_t> numbers;
-        for (const auto& each : silent.memberships) {
-          numbers.insert(each.rank);
-        }
-        json.field("rank", *numbers.begin());
-        json.field("pid", silent.pid);
-        json.field("host", nameOfHost(quiet.host->host));
-        json.field("state", silent.state);
-        json.field("text", printable(silent.text));
-      });
-    }
-    for (const auto rank : job_.missing()) {
-      json.objectElement([&] {
-        json.field("rank", rank);
-        json.field("state", "unknown");
-        json.field("text", job_.silentOf(0, rank).text);
-      });
-    }
+    json.objects(sorted, [&](const auto& rank) { writeRank(json, rank); });
+    json.objects(job_.quiet(), [&](const auto& quiet) {
+      const auto& silent = *quiet.process;
+      json.field("rank", std::ranges::min(silent.memberships, {}, &Membership::rank).rank);
+      json.field("pid", silent.pid);
+      json.field("host", nameOfHost(quiet.host->host));
+      json.field("state", silent.state);
+      json.field("text", printable(silent.text));
+    });
+    json.objects(job_.missing(), [&](int64_t rank) {
+      json.field("rank", rank);
+      json.field("state", "unknown");
+      json.field("text", job_.silentOf(0, rank).text);
+    });
   }
 
   void writeRank(Json& json, const Job::Member& rank) const {
@@ -213,26 +187,15 @@ class Report {
     json.field("pid", process.pid);
     json.field("host", printable(process.host));
     json.field("state", "answers");
-    if (process.compilingMs >= 0) {
-      json.field("compiling_s", seconds(process.compilingMs));
-    } else {
-      json.field("compiling_s", nullptr);
-    }
+    json.field("compiling_s", secondsIfAny(process.compilingMs));
     json.objectField("python", [&] {
-      if (process.pythonSilentMs >= 0) {
-        json.field("silent_s", seconds(process.pythonSilentMs));
-      } else {
-        json.field("silent_s", nullptr);
-      }
+      json.field("silent_s", secondsIfAny(process.pythonSilentMs));
       json.field("threads", linesOf(process.threads));
     });
-    json.listField("groups", [&] {
-      for (const auto& group : rank.activity->groups) {
-        if (!job_.isUnused(group.id)) {
-          json.objectElement([&] { writeMember(json, group); });
-        }
-      }
-    });
+    const auto isUsed = [&](const auto& group) { return !job_.isUnused(group.id); };
+    json.listField(
+        "groups", rank.activity->groups | std::views::filter(isUsed),
+        [&](const auto& group) { writeMember(json, group); });
   }
 
   static void writeMember(Json& json, const MemberStatus& group) {
@@ -248,15 +211,11 @@ class Report {
     json.field("last_completed", printable(group.lastCompleted.text));
     json.field("failure", printable(group.failure));
     json.field("in_flight", group.inFlight);
-    json.listField("oldest", [&] {
-      for (const auto& op : group.ops) {
-        json.objectElement([&] {
-          json.field("operation", printable(op.text));
-          json.field("since_s", seconds(op.ageMs));
-          json.field("awaited", op.waits && !op.wait.indirect);
-          json.field("called_at", printable(op.calledAt));
-        });
-      }
+    json.listField("oldest", group.ops, [&](const auto& op) {
+      json.field("operation", printable(op.text));
+      json.field("since_s", seconds(op.ageMs));
+      json.field("awaited", op.waits && !op.wait.indirect);
+      json.field("called_at", printable(op.calledAt));
     });
   }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -15,17 +16,21 @@ namespace torchcomms_pg::status {
 // Builds one JSON text. Each call that opens an object or list also closes it.
 class Json {
  public:
-  // Write an object, whose fields `body` writes, and a list, whose elements `body` writes.
+  // Writes an object, whose fields `body` writes.
   template <class Body>
   void object(Body&& body) {
+    comma();
     within('{', '}', body);
   }
-  template <class Body>
-  void list(Body&& body) {
-    within('[', ']', body);
+  // Writes an object for each element of the range: `body` writes the fields of its element.
+  template <class Range, class Body>
+  void objects(Range&& range, Body&& body) {
+    for (auto&& each : range) {
+      object([&] { body(each); });
+    }
   }
 
-  // Write a field of an object, and an element of a list.
+  // Write a field of an object.
   template <class T>
   void field(const char* name, const T& value) {
     key(name);
@@ -41,20 +46,15 @@ class Json {
     key(name);
     within('{', '}', body);
   }
+  // `body` writes the objects of the list.
   template <class Body>
   void listField(const char* name, Body&& body) {
     key(name);
     within('[', ']', body);
   }
-  template <class T>
-  void element(const T& value) {
-    comma();
-    write(value);
-  }
-  template <class Body>
-  void objectElement(Body&& body) {
-    comma();
-    within('{', '}', body);
+  template <class Range, class Body>
+  void listField(const char* name, Range&& range, Body&& body) {
+    listField(name, [&] { objects(range, body); });
   }
 
   std::string take() { return std::move(text_); }
@@ -96,9 +96,16 @@ class Json {
     text_ += std::to_string(value);
   }
   template <class T>
+  void write(const std::optional<T>& value) {
+    value ? write(*value) : write(nullptr);
+  }
+  template <class T>
   void write(const std::vector<T>& values) {
     within('[', ']', [&] {
-      for (const auto& each : values) element(each);
+      for (const auto& each : values) {
+        comma();
+        write(each);
+      }
     });
   }
   // Does not check for UTF-8: a reader has to replace invalid bytes.
