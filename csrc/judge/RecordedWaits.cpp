@@ -51,7 +51,7 @@ std::optional<std::string> blameRecorded(const std::string& records) {
   if (!job) {
     return std::nullopt;
   }
-  std::map<int, RankStatus> answers;
+  Answers answers;
   for (const auto& record : job->ranks) {
     if (record.rank < 0 || record.rank >= job->size) {
       return std::nullopt;
@@ -61,7 +61,7 @@ std::optional<std::string> blameRecorded(const std::string& records) {
     answer.waits = record.waits;
     answer.counts = record.counts;
   }
-  std::map<int, Silent> silent;
+  SilentRanks silent;
   for (int rank = 0; rank < job->size; ++rank) {
     if (!answers.contains(rank)) {
       silent[rank];

@@ -127,7 +127,6 @@ TEST(aRankWhosePythonDoesNotAnswerIsHeardLongBeforeItWouldCountAsSilent) {
   const auto answer = [&](bool preliminary) {
     for (;;) {
       DiagnosisProtocol::Wanted wanted;
-      wanted.noticed = true;
       if (protocol.wantsStatus()) wanted.status.emplace();
       protocol.step(std::move(wanted), DiagnosisProtocol::Clock::now());
       const auto status = torchcomms_pg::decodeStatus(values["0/answer/0"]);

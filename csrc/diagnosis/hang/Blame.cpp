@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <deque>
 #include <iterator>
-#include <map>
 #include <set>
 #include <unordered_map>
 #include <utility>
@@ -50,15 +49,15 @@ struct Needs {
 class WaitGraph {
  public:
   WaitGraph(
-      const DiagnosisRequest& request, const std::map<int, RankStatus>& answers,
-      const std::map<int, Silent>& silent, bool byThread)
+      const DiagnosisRequest& request, const Answers& answers, const SilentRanks& silent,
+      bool byThread)
       : request_(request),
         answers_(answers),
         silent_(silent),
         byThread_(byThread),
         nodes_(request.size) {
     for (int rank = 0; rank < request.size; ++rank) {
-      ranks_[global(rank)] = rank;
+      ranks_[request.global(rank)] = rank;
       nodes_[rank].rank = rank;
       if (const auto found = answers.find(rank); found != answers.end()) {
         nodes_[rank].answer = &found->second;
@@ -186,8 +185,7 @@ class WaitGraph {
 
   struct Node {
     int rank = 0;
-    uint64_t thread = 0;                 // 0 for the whole rank
-    std::vector<const Wait*> waits;      // of the thread, and of unknown threads
+    std::vector<const Wait*> waits;      // of all threads; of a thread, and of unknown ones
     const RankStatus* answer = nullptr;  // null for a rank that has not answered
     bool absent = false;                 // is in DiagnosisRequest::absent
     bool opened = false;                 // follow() has taken its waits
@@ -246,20 +244,15 @@ class WaitGraph {
         }
       }
     };
-    std::unordered_map<const Needs*, int>
-        followed;  // place of its late ranks in Blame::late, or -1
+    // Places of the late ranks of the needs in Blame::late, or -1.
+    std::unordered_map<const Needs*, int> followed;
+    const std::vector<int> none;
     while (!waits.empty()) {
       const auto [waiting, wait] = waits.front();
       waits.pop_front();
       const auto& unmet = needs(waiting, *wait);
       const auto [known, isNew] = followed.emplace(&unmet, -1);
-      if (!isNew) {
-        if (known->second >= 0) {
-          found.late[known->second].waiting.push_back(waiting);
-        }
-        continue;
-      }
-      for (const int node : unmet.ones) {
+      for (const int node : isNew ? unmet.ones : none) {
         const int rank = nodes_[node].rank;
         if (wait == &request_.wait) {
           found.missing.push_back(rank);
@@ -305,9 +298,8 @@ class WaitGraph {
     if (place >= 0) {
       return isSameOperation(found.late[place].wait, wait) ? place : -1;
     }
-    auto late = std::find_if(found.late.begin(), found.late.end(), [&](const auto& other) {
-      return isSameOperation(other.wait, wait);
-    });
+    auto late = std::ranges::find_if(
+        found.late, [&](const auto& other) { return isSameOperation(other.wait, wait); });
     if (late == found.late.end()) {
       late = found.late.insert(late, {wait, {}, {}});
     }
@@ -332,7 +324,6 @@ class WaitGraph {
     if (isNew) {
       auto& node = nodes_.emplace_back();
       node.rank = rank;
-      node.thread = thread;
       node.answer = nodes_[rank].answer;
       std::ranges::copy_if(nodes_[rank].waits, std::back_inserter(node.waits), counts);
     }
@@ -444,7 +435,8 @@ class WaitGraph {
       // missing.
       for (const int other : others(rank, wait)) {
         const bool asked = &wait == &request_.wait && !request_.absent.empty();
-        if (other == kElsewhere || (asked ? isAbsent(other) : nodes_[other].answer == nullptr)) {
+        if (other == kElsewhere ||
+            (asked ? nodes_[other].absent : nodes_[other].answer == nullptr)) {
           need(other, Part::collective);
         }
       }
@@ -459,7 +451,7 @@ class WaitGraph {
     if (nodes_[rank].answer == nullptr) {
       // The library's report is about the oldest collective of the operation asked about.
       return &wait == &request_.wait && request_.absentIsAll &&
-             seq == wait.collectives.front().seq && !isAbsent(rank);
+             seq == wait.collectives.front().seq && !nodes_[rank].absent;
     }
     const auto* const counts = countsOf(rank, wait.group);
     // A rank without counts of the group has left the group, after all of its operations.
@@ -468,11 +460,9 @@ class WaitGraph {
 
   // Returns whether the rank waits for this collective of the group, or for an earlier one.
   bool isIn(int rank, uint64_t group, uint64_t seq) const {
-    const auto answer = answers_.find(rank);
-    return answer != answers_.end() &&
-           std::ranges::any_of(answer->second.waits, [&](const Wait& wait) {
-             return wait.group == group && !wait.collectives.empty() &&
-                    wait.collectives.front().seq <= seq;
+    return rank != kElsewhere && std::ranges::any_of(nodes_[rank].waits, [&](const Wait* wait) {
+             return wait->group == group && !wait->collectives.empty() &&
+                    wait->collectives.front().seq <= seq;
            });
   }
 
@@ -521,20 +511,17 @@ class WaitGraph {
         peers.emplace(each.peer, &each);
       }
     }
-    const auto found = peers.find(global(rank));
+    const auto found = peers.find(request_.global(rank));
     return found == peers.end() ? PeerCounts{} : *found->second;
   }
 
-  bool isAbsent(int rank) const { return nodes_[rank].absent; }
-
   bool missedByLibrary(int rank, const Wait& wait) const {
-    return &wait == &request_.wait && request_.absentIsAll && isAbsent(rank);
+    return &wait == &request_.wait && request_.absentIsAll && nodes_[rank].absent;
   }
 
   const GroupCounts* countsOf(int rank, uint64_t group) const {
     const auto& all = nodes_[rank].answer->counts;
-    const auto found = std::find_if(
-        all.begin(), all.end(), [group](const auto& counts) { return counts.group == group; });
+    const auto found = std::ranges::find(all, group, &GroupCounts::group);
     return found == all.end() || group == 0 ? nullptr : &*found;
   }
 
@@ -552,19 +539,14 @@ class WaitGraph {
     return others;
   }
 
-  int64_t global(int rank) const {
-    const auto& all = request_.globalRanks;
-    return static_cast<size_t>(rank) < all.size() ? all[rank] : rank;
-  }
-
   int local(int64_t globalRank) const {
     const auto found = ranks_.find(globalRank);
     return found == ranks_.end() ? kElsewhere : found->second;
   }
 
   const DiagnosisRequest& request_;
-  const std::map<int, RankStatus>& answers_;
-  const std::map<int, Silent>& silent_;
+  const Answers& answers_;
+  const SilentRanks& silent_;
   const bool byThread_;
   std::deque<Node> nodes_;                           // the ranks come first
   std::map<std::pair<int, uint64_t>, int> threads_;  // other nodes, by rank and thread
@@ -588,9 +570,7 @@ std::vector<int> Blame::lateRanks() const {
   return ranks;
 }
 
-Blame blame(
-    const DiagnosisRequest& request, const std::map<int, RankStatus>& answers,
-    const std::map<int, Silent>& silent) {
+Blame blame(const DiagnosisRequest& request, const Answers& answers, const SilentRanks& silent) {
   WaitGraph graph(request, answers, silent, /*byThread=*/true);
   auto found = graph.blame();
   if (found.circle.empty() && graph.dividesRanks()) {

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "diagnosis/rank/RankStatus.hpp"
@@ -37,6 +36,10 @@ struct DiagnosisRequest {
   bool mayHaveEnded = false;
   std::string disagreement;   // the library's error if ranks call different operations, or ""
   int64_t compileLeftMs = 0;  // remaining time to wait for ranks that compile
+
+  int64_t global(int member) const {
+    return static_cast<size_t>(member) < globalRanks.size() ? globalRanks[member] : member;
+  }
 };
 
 // A rank that has not answered.
@@ -44,6 +47,9 @@ struct Silent {
   std::string text;   // what the verdict says about the rank
   bool gone = false;  // true if its process is dead or stopped
 };
+
+using Answers = std::map<int, RankStatus>;  // by rank
+using SilentRanks = std::map<int, Silent>;  // the ranks without an answer
 
 struct Blame {
   // Ranks that have not arrived at `wait`, in which the ranks of `waiting` wait.
@@ -73,9 +79,7 @@ struct Blame {
   std::vector<int> lateRanks() const;
 };
 
-// Applies the rule, and returns its result. `silent`: the ranks without an answer.
-Blame blame(
-    const DiagnosisRequest& request, const std::map<int, RankStatus>& answers,
-    const std::map<int, Silent>& silent);
+// Applies the rule, and returns its result.
+Blame blame(const DiagnosisRequest& request, const Answers& answers, const SilentRanks& silent);
 
 }  // namespace torchcomms_pg

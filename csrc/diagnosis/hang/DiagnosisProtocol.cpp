@@ -1,6 +1,5 @@
 #include "diagnosis/hang/DiagnosisProtocol.hpp"
 
-#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -109,8 +108,8 @@ void DiagnosisProtocol::look() {
   round_ = Round();
   round_.leads = leads;
   round_.begun = now_;
-  round_.ran.at(now_);
   round_.request = wanted_.request;
+  round_.ran.at(now_);
   phase_ = Phase::answering;
 }
 
@@ -191,7 +190,6 @@ void DiagnosisProtocol::lead() {
   if (now_ - round_.begun >= kGiveUp + slack()) {
     races::mark(races::Race::leaderWasStopped);
     declareVoid();
-    read();
     return;
   }
   const bool late = round_.ran.ran() >= kGather + slack();
@@ -205,10 +203,9 @@ void DiagnosisProtocol::lead() {
     const auto known = round_.answers.find(rank);
     const bool complete = known != round_.answers.end() && !known->second.preliminary;
     if ((told != round_.told || late) && !complete) {
-      if (const auto text = board_->get(key("answer/" + std::to_string(rank)))) {
-        if (auto answer = decodeStatus(*text)) {
-          round_.answers[rank] = std::move(*answer);
-        }
+      const auto text = board_->get(key("answer/" + std::to_string(rank)));
+      if (auto answer = text ? decodeStatus(*text) : std::nullopt) {
+        round_.answers[rank] = std::move(*answer);
       }
     }
   }
@@ -220,7 +217,7 @@ void DiagnosisProtocol::lead() {
   if (!all && !late) {
     return;
   }
-  std::map<int, Silent> silent;
+  SilentRanks silent;
   for (const int rank : options_.ranks) {
     if (round_.answers.count(rank) == 0) {
       silent[rank] = options_.describeSilent(rank);
@@ -267,12 +264,13 @@ void DiagnosisProtocol::follow() {
   if (wanted_.request || waited >= kGiveUp) {
     races::mark(races::Race::leaderVanished);
     declareVoid();
-    read();
   }
 }
 
+// Ends the round without a verdict, unless a rank has written one.
 void DiagnosisProtocol::declareVoid() {
   board_->claim(key("verdict"), kVoid);
+  read();
 }
 
 // Ends the standing verdict to which this rank led before: the new one takes its place.

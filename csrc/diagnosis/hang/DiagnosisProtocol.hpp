@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -60,7 +59,6 @@ class DiagnosisProtocol {
   // What this rank's other threads want of a step.
   struct Wanted {
     std::optional<DiagnosisRequest> request;  // asks for a verdict
-    bool noticed = false;                     // another rank has rung
     bool dumps = false;                       // asks the other ranks for dumps
     std::optional<Snapshot> status;           // if wantsStatus()
     std::optional<std::string> end;           // ends the standing verdict to which this rank led
@@ -141,7 +139,7 @@ class DiagnosisProtocol {
     RankStatus answer;
     std::optional<PythonStackDump> stacks;
     bool published = false;  // the preliminary answer is on the board
-    std::map<int, RankStatus> answers;
+    Answers answers;
     int64_t told = 0;  // number of ranks that had answered at the last look
     std::optional<Verdict> verdict;
     bool own = false;                // `verdict` is this rank's

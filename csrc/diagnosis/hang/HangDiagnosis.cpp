@@ -49,10 +49,8 @@ std::shared_ptr<HangDiagnosis> HangDiagnosis::openWithoutThread(
 }
 
 void HangDiagnosis::close() {
-  {
-    LockGuard lock(mutex_);
-    closed_ = true;
-  }
+  LockGuard lock(mutex_);
+  closed_ = true;
   changed_.notify_all();
 }
 
@@ -221,7 +219,7 @@ void HangDiagnosis::askForDumps() {
 DiagnosisProtocol::Wanted HangDiagnosis::take() {
   DiagnosisProtocol::Wanted wanted;
   wanted.request = asked_;
-  wanted.noticed = protocol_.idle() && std::exchange(noticed_, false);
+  noticed_ = noticed_ && !protocol_.idle();
   wanted.dumps = dumpsWanted_;
   if (protocol_.wantsStatus()) {
     wanted.status = std::exchange(snapshot_, std::nullopt);

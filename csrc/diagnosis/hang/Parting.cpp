@@ -12,28 +12,13 @@ namespace {
 // The leader asks the other rank twice: for its place, then for values.
 constexpr int kQuestions = 2;
 
-struct Message {
-  std::string step;
-  std::string group;
-  uint64_t number = 0;
-  int64_t rank = 0;
-  std::string text;
-
-  static void fields(auto& self, auto& visit) {
-    visit(self.step, self.group, self.number, self.rank, self.text);
-  }
-};
-
-std::string questionKey(const std::string& prefix, int rank, int number) {
-  return prefix + "asked/" + std::to_string(rank) + "/" + std::to_string(number);
-}
-
-std::string answerKey(const std::string& prefix, int rank, int number) {
-  return prefix + "told/" + std::to_string(rank) + "/" + std::to_string(number);
+// `what`: "asked" or "told".
+std::string keyOf(const std::string& prefix, const char* what, int rank, int question) {
+  return prefix + what + "/" + std::to_string(rank) + "/" + std::to_string(question);
 }
 
 // Returns the rank to compare with `own`, or -1.
-int peerOf(int own, const std::map<int, RankStatus>& answers, const Verdict& verdict) {
+int peerOf(int own, const Answers& answers, const Verdict& verdict) {
   const auto& mine = answers.at(own);
   const auto differs = [&](const RankStatus& other) {
     return other.currentSeq != mine.currentSeq || other.signature != mine.signature;
@@ -59,7 +44,7 @@ int peerOf(int own, const std::map<int, RankStatus>& answers, const Verdict& ver
 }
 
 // Returns the ranks that are where `rank` is.
-std::vector<int> placedLike(int rank, const std::map<int, RankStatus>& answers) {
+std::vector<int> placedLike(int rank, const Answers& answers) {
   std::vector<int> ranks;
   const auto& own = answers.at(rank);
   for (const auto& [other, answer] : answers) {
@@ -79,17 +64,15 @@ void addParting(Verdict& verdict, const std::string& parting) {
   if (end == std::string::npos) {
     return;
   }
-  std::string lines;
-  for (const char c : parting.substr(end)) {
-    lines += c == '\n' ? "\n  " : std::string(1, c);
-  }
-  verdict.text.insert(std::min(verdict.text.find('\n'), verdict.text.size()), lines);
+  verdict.text.insert(
+      std::min(verdict.text.find('\n'), verdict.text.size()),
+      indented(parting.substr(end + 1), "  "));
   verdict.parting = parting;
 }
 
 Parting::Parting(
-    const DiagnosisRequest& request, const std::map<int, RankStatus>& answers,
-    const Verdict& verdict, std::string prefix)
+    const DiagnosisRequest& request, const Answers& answers, const Verdict& verdict,
+    std::string prefix)
     : prefix_(std::move(prefix)), group_(request.group), number_(request.seq) {
   const bool hangs = verdict.extensionMs == 0 && !verdict.arrived;
   if (!PartingQuestion::known() || !hangs || number_ == 0 || answers.count(request.rank) == 0) {
@@ -99,12 +82,8 @@ Parting::Parting(
   if (peer_ < 0) {
     return;
   }
-  const auto global = [&](int rank) {
-    const auto& all = request.globalRanks;
-    return static_cast<size_t>(rank) < all.size() ? all[rank] : rank;
-  };
-  rank_ = global(request.rank);
-  peersRank_ = global(peer_);
+  rank_ = request.global(request.rank);
+  peersRank_ = request.global(peer_);
   for (const int rank : {request.rank, peer_}) {
     names_.push_back(nameRanks(request, placedLike(rank, answers)));
     names_.push_back(nameRanks(request, {rank}));
@@ -112,39 +91,40 @@ Parting::Parting(
   step_ = Step::ask;
 }
 
-PartingQuestion::Asked Parting::asked(
-    const std::string& step, std::vector<std::string> texts) const {
-  return {step, group_, number_, rank_, std::move(texts)};
+void Parting::askPeer(
+    SharedBoard& board, int question, const std::string& step, const std::string& text) const {
+  const PartingQuestion::Asked asked{step, group_, number_, peersRank_, {text}};
+  board.set(keyOf(prefix_, "asked", peer_, question), fields::write(asked));
+}
+
+void Parting::askHere(const std::string& step, std::vector<std::string> texts) {
+  question_.emplace(PartingQuestion::Asked{step, group_, number_, rank_, std::move(texts)});
 }
 
 bool Parting::step(SharedBoard& board) {
   switch (step_) {
     case Step::ask:
-      board.set(
-          questionKey(prefix_, peer_, 1),
-          fields::write(Message{"tell", group_, number_, peersRank_, ""}));
+      askPeer(board, 1, "tell", "");
       step_ = Step::compare;
       break;
     case Step::compare:
       if (!question_) {
-        if (const auto told = board.get(answerKey(prefix_, peer_, 1))) {
+        if (const auto told = board.get(keyOf(prefix_, "told", peer_, 1))) {
           std::vector<std::string> texts{*told};
           texts.insert(texts.end(), names_.begin(), names_.end());
-          question_.emplace(asked("compare", std::move(texts)));
+          askHere("compare", std::move(texts));
         }
       } else if (const auto wanted = question_->answer()) {
         question_.reset();
         step_ = wanted->empty() ? Step::over : Step::read;
         if (step_ == Step::read) {
-          board.set(
-              questionKey(prefix_, peer_, 2),
-              fields::write(Message{"read", group_, number_, peersRank_, *wanted}));
+          askPeer(board, 2, "read", *wanted);
         }
       }
       break;
     case Step::read:
-      if (const auto told = board.get(answerKey(prefix_, peer_, 2))) {
-        question_.emplace(asked("conclude", {*told}));
+      if (const auto told = board.get(keyOf(prefix_, "told", peer_, 2))) {
+        askHere("conclude", {*told});
         step_ = Step::conclude;
       }
       break;
@@ -169,18 +149,16 @@ void PartingAnswers::step(SharedBoard& board, const std::string& prefix, int ran
   }
   const int number = answered_ + 1;
   if (!question_) {
-    const auto text = board.get(questionKey(prefix, rank, number));
-    if (const auto message = text ? fields::read<Message>(*text) : std::nullopt) {
-      question_.emplace(
-          PartingQuestion::Asked{
-              message->step, message->group, message->number, message->rank, {message->text}});
+    const auto text = board.get(keyOf(prefix, "asked", rank, number));
+    if (auto asked = text ? fields::read<PartingQuestion::Asked>(*text) : std::nullopt) {
+      question_.emplace(*std::move(asked));
     }
   }
   if (question_) {
     if (const auto told = question_->answer()) {
       question_.reset();
       answered_ = number;
-      board.set(answerKey(prefix, rank, number), *told);
+      board.set(keyOf(prefix, "told", rank, number), *told);
     }
   }
 }

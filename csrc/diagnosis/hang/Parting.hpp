@@ -1,10 +1,8 @@
 // What a verdict says of where its ranks took different ways.
 #pragma once
 
-#include <map>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "diagnosis/hang/PartingQuestion.hpp"
@@ -23,8 +21,8 @@ class Parting {
   // Chooses the rank to compare with: one that others wait for, or that calls something else. If
   // no such rank exists, the talk is over at once. `prefix`: of the round's keys.
   Parting(
-      const DiagnosisRequest& request, const std::map<int, RankStatus>& answers,
-      const Verdict& verdict, std::string prefix);
+      const DiagnosisRequest& request, const Answers& answers, const Verdict& verdict,
+      std::string prefix);
 
   // Does what is due. Returns whether the talk is over.
   bool step(SharedBoard& board);
@@ -34,7 +32,9 @@ class Parting {
  private:
   enum class Step { ask, compare, read, conclude, over };
 
-  PartingQuestion::Asked asked(const std::string& step, std::vector<std::string> texts) const;
+  void askPeer(
+      SharedBoard& board, int question, const std::string& step, const std::string& text) const;
+  void askHere(const std::string& step, std::vector<std::string> texts);
 
   std::string prefix_;
   std::string group_;

@@ -25,6 +25,10 @@ class PartingQuestion {
     uint64_t number = 0;             // of the collective in which a rank waits
     int64_t rank = 0;                // this process's global rank
     std::vector<std::string> texts;  // compare: the peer's text, then both sides' names
+
+    static void fields(auto& self, auto& visit) {
+      visit(self.step, self.group, self.number, self.rank, self.texts);
+    }
   };
   using Source = std::function<std::string(const Asked& asked)>;
 

@@ -1,7 +1,8 @@
 #include "diagnosis/hang/Verdict.hpp"
 
 #include <algorithm>
-#include <map>
+#include <iterator>
+#include <ranges>
 #include <utility>
 
 #include "base/Text.hpp"
@@ -18,15 +19,6 @@ bool isIn(const std::vector<int>& ranks, int rank) {
   return std::ranges::binary_search(ranks, rank);
 }
 
-std::string indented(const std::string& lines) {
-  std::string text;
-  TextReader in(lines);
-  for (std::string line; std::getline(in, line);) {
-    text += "\n      " + line;
-  }
-  return text;
-}
-
 // Limits of a verdict for any number of ranks: of its lines, of the parts of one list of ranks, and
 // of the operations and links of a circle in one sentence.
 constexpr size_t kMostLines = 38;
@@ -34,46 +26,38 @@ constexpr size_t kLinesOfOthers = 8;  // lines kept for ranks that are not at fa
 constexpr size_t kMostParts = 10;
 constexpr size_t kMostClauses = 6;
 
-// A list of ranks in words: "0, 2, 5-9", and at most kMostParts parts of it.
-class RankList {
- public:
-  explicit RankList(const std::vector<int>& ranks) {
-    for (size_t begin = 0; begin < ranks.size();) {
-      size_t end = begin + 1;
-      while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) {
-        ++end;
-      }
-      // Three ranks in a row are as short as their range.
-      const bool range = end - begin > 3;
-      for (size_t i = begin; i < (range ? begin + 1 : end); ++i) {
-        parts_.emplace_back(i, range ? end - 1 : i);
-      }
-      begin = end;
+// Lists ranks in words: "0, 2, 5-9", and at most kMostParts parts. `tell` returns the text of a
+// rank.
+template <class Tell>
+std::string listed(const std::vector<int>& ranks, const Tell& tell) {
+  std::string text;
+  size_t parts = 0;
+  for (auto rank = ranks.begin(); rank != ranks.end();) {
+    if (++parts > kMostParts) {
+      return text + ", ... (" + std::to_string(ranks.size()) + " in all)";
     }
-    more_ = parts_.size() > kMostParts ? ranks.size() : 0;
-    parts_.resize(std::min(parts_.size(), kMostParts));
-  }
-
-  // `tell` returns the text of a rank, by its place in the list.
-  template <class Tell>
-  std::string text(const Tell& tell) const {
-    std::string text;
-    for (const auto& [first, last] : parts_) {
-      text += (text.empty() ? "" : ", ") + tell(first) + (first == last ? "" : "-" + tell(last));
+    auto last = rank;
+    while (last + 1 != ranks.end() && last[1] == *last + 1) {
+      ++last;
     }
-    return more_ == 0 ? text : text + ", ... (" + std::to_string(more_) + " in all)";
+    // Three ranks in a row are as short as their range.
+    last = last - rank < 3 ? rank : last;
+    text += (text.empty() ? "" : ", ") + tell(*rank) + (last == rank ? "" : "-" + tell(*last));
+    rank = last + 1;
   }
+  return text;
+}
 
- private:
-  std::vector<std::pair<size_t, size_t>> parts_;  // places of the first and last rank
-  size_t more_ = 0;                               // number of ranks; 0 if all are listed
-};
+// Returns the ranks of both lists, which are in ascending order, in that order.
+std::vector<int> merged(const std::vector<int>& one, const std::vector<int>& other) {
+  std::vector<int> ranks;
+  std::ranges::merge(one, other, std::back_inserter(ranks));
+  return ranks;
+}
 
 class Report {
  public:
-  Report(
-      const DiagnosisRequest& request, const std::map<int, RankStatus>& answers,
-      const std::map<int, Silent>& silent)
+  Report(const DiagnosisRequest& request, const Answers& answers, const SilentRanks& silent)
       : request_(request),
         answers_(answers),
         silent_(silent),
@@ -108,22 +92,29 @@ class Report {
     return verdict;
   }
 
+  // Names ranks by their numbers in the group, and also by their global ranks if these differ.
+  std::string named(const std::vector<int>& ranks, bool withHosts = false) const {
+    const auto text =
+        (ranks.size() == 1 ? "rank " : "ranks ") + listed(ranks, [&](int rank) {
+          const bool hasHost = withHosts && static_cast<size_t>(rank) < request_.hosts.size();
+          return std::to_string(rank) + (hasHost ? " on " + request_.hosts[rank] : "");
+        });
+    const bool same =
+        std::ranges::all_of(ranks, [&](int rank) { return request_.global(rank) == rank; });
+    return same ? text : text + " (global " + listed(ranks, [&](int rank) {
+                           return std::to_string(request_.global(rank));
+                         }) + ")";
+  }
+
  private:
   // Returns the ranks that are proven to be at fault. If no rank is, and no circle explains the
   // wait, returns the ranks without an answer that may be needed.
   std::vector<int> atFault() const {
-    auto ranks = late_;
-    ranks.insert(ranks.end(), blame_.gone.begin(), blame_.gone.end());
-    std::sort(ranks.begin(), ranks.end());
+    auto ranks = merged(late_, blame_.gone);
     return ranks.empty() && blame_.circle.empty() ? blame_.silent : ranks;
   }
 
-  std::vector<int> unanswered() const {
-    auto ranks = blame_.gone;
-    ranks.insert(ranks.end(), blame_.silent.begin(), blame_.silent.end());
-    std::sort(ranks.begin(), ranks.end());
-    return ranks;
-  }
+  std::vector<int> unanswered() const { return merged(blame_.gone, blame_.silent); }
 
   // Returns how much longer the ranks wait, in ms, and why; 0 for no longer. Every late rank must
   // be granted time. If all ranks have arrived, any rank's grant counts: that rank may have arrived
@@ -180,26 +171,6 @@ class Report {
         asked > 0 ? "has asked its peers to wait" : reason};
   }
 
-  // Names ranks by their numbers in the group, and also by their global ranks if these differ.
-  std::string named(const std::vector<int>& ranks, bool withHosts = false) const {
-    const auto hostOf = [&](int rank) {
-      return withHosts && static_cast<size_t>(rank) < request_.hosts.size()
-                 ? " on " + request_.hosts[rank]
-                 : std::string();
-    };
-    const RankList list(ranks);
-    const auto text = (ranks.size() == 1 ? "rank " : "ranks ") + list.text([&](size_t i) {
-      return std::to_string(ranks[i]) + hostOf(ranks[i]);
-    });
-    const bool same = std::ranges::all_of(ranks, [&](int rank) { return global(rank) == rank; });
-    return same ? text : text + " (global " + list.text([&](size_t i) {
-      return std::to_string(global(ranks[i]));
-    }) + ")";
-  }
-
-  friend std::string torchcomms_pg::nameRanks(
-      const DiagnosisRequest& request, const std::vector<int>& ranks);
-
   bool isAsked(const Wait& wait) const { return isSameOperation(wait, request_.wait); }
 
   std::string headline() const {
@@ -211,12 +182,7 @@ class Report {
     const auto unknown = unanswered();
     std::string text;
     bool asked = false;
-    size_t clauses = 0;
-    for (const auto& late : blame_.late) {
-      if (++clauses > kMostClauses) {
-        text += "; and more ranks have not arrived at other operations";
-        break;
-      }
+    for (const auto& late : blame_.late | std::views::take(kMostClauses)) {
       text += text.empty() ? "" : "; ";
       text += named(late.ranks) + (late.ranks.size() == 1 ? " has" : " have") + " not arrived at ";
       if (isAsked(late.wait)) {
@@ -227,6 +193,9 @@ class Report {
                 (late.waiting.size() == 1 ? " waits" : " wait");
       }
     }
+    if (blame_.late.size() > kMostClauses) {
+      text += "; and more ranks have not arrived at other operations";
+    }
     if (!blame_.late.empty()) {
       text += unknown.empty() ? "" : "; " + named(unknown) + " did not answer";
     } else if (!blame_.circle.empty()) {
@@ -234,8 +203,8 @@ class Report {
     } else if (!unknown.empty()) {
       text += named(unknown) + " did not answer, so that nobody knows whether " +
               (unknown.size() == 1 ? "it has " : "they have ");
-      const bool direct = std::any_of(
-          unknown.begin(), unknown.end(), [&](int rank) { return isIn(blame_.missing, rank); });
+      const bool direct =
+          std::ranges::any_of(unknown, [&](int rank) { return isIn(blame_.missing, rank); });
       text += direct ? arrived + what : "arrived where others wait";
       asked = direct;
     } else if (!blame_.missing.empty()) {
@@ -270,18 +239,16 @@ class Report {
       return "the ranks call different operations";
     }
     std::string text;
-    size_t clauses = 0;
-    for (const auto& late : blame_.late) {
-      if (++clauses > kMostClauses) {
-        text += ", and more ranks at other operations";
-        break;
-      }
+    for (const auto& late : blame_.late | std::views::take(kMostClauses)) {
       const bool asked = isAsked(late.wait);
       const bool signal = asked && !late.wait.messages.empty() &&
                           late.wait.messages.front().kind == AwaitedMessage::Kind::signal;
       text += (text.empty() ? "" : ", ") + named(late.ranks, true) +
               (signal ? " sent no signal" : " did not arrive");
       text += asked ? "" : " at " + late.wait.text;
+    }
+    if (blame_.late.size() > kMostClauses) {
+      text += ", and more ranks at other operations";
     }
     if (const auto unknown = unanswered(); !unknown.empty()) {
       text += (text.empty() ? "" : ", ") + named(unknown, true) + " did not answer";
@@ -303,7 +270,7 @@ class Report {
     for (const auto& link : blame_.circle) {
       ranks.push_back(link.rank);
     }
-    std::sort(ranks.begin(), ranks.end());
+    std::ranges::sort(ranks);
     return ranks;
   }
 
@@ -312,23 +279,21 @@ class Report {
     if (disagree_) {
       return "";
     }
-    if (!blame_.circle.empty()) {
-      return "\n  deadlock: " + told(blame_.circle, /*threads=*/false) +
+    if (const auto& circle = blame_.circle; !circle.empty()) {
+      const bool ofOneGroup = std::ranges::all_of(
+          circle, [&](const auto& link) { return link.wait.group == circle.front().wait.group; });
+      return "\n  deadlock: " + told(circle, /*threads=*/false) +
              (blame_.certain ? ""
                              : "; one of them only by its device's queue or by a future, so that "
                                "its program may go on") +
-             severalGroups(blame_.circle);
+             (ofOneGroup
+                  ? ""
+                  : "; all ranks have to call the operations of several groups in one order");
     }
     return blame_.perhaps.empty() ? ""
                                   : "\n  perhaps a deadlock, if a rank's thread waits for another "
                                     "one of its threads: " +
                                         told(blame_.perhaps, /*threads=*/true);
-  }
-
-  static std::string severalGroups(const std::vector<Blame::Link>& circle) {
-    const bool one = std::ranges::all_of(
-        circle, [&](const auto& link) { return link.wait.group == circle.front().wait.group; });
-    return one ? "" : "; all ranks have to call the operations of several groups in one order";
   }
 
   // Tells a circle link by link, with the waiting threads if `threads`.
@@ -357,7 +322,7 @@ class Report {
       std::map<std::string, std::vector<int>> known;
       for (int rank = 0; rank < request_.size; ++rank) {
         const bool asked = answers_.count(rank) + silent_.count(rank) > 0;
-        const bool missing = isGuilty || std::ranges::binary_search(blame_.missing, rank);
+        const bool missing = isGuilty || isIn(blame_.missing, rank);
         if (isGuilty ? isIn(guilty, rank) : asked && !isIn(guilty, rank)) {
           known[about(rank, !disagree_ && missing)].push_back(rank);
         }
@@ -391,11 +356,6 @@ class Report {
                            " more ranks elsewhere, whose latest operations are in their dumps";
   }
 
-  int64_t global(int rank) const {
-    const auto& all = request_.globalRanks;
-    return static_cast<size_t>(rank) < all.size() ? all[rank] : rank;
-  }
-
   std::string about(int rank, bool missing) const {
     const auto found = answers_.find(rank);
     if (found == answers_.end()) {
@@ -417,8 +377,11 @@ class Report {
     } else if (!answer.completed.text.empty()) {
       text = "last completed " + answer.completed.text + " in this group";
     } else {
-      text = issuedOf(answer) == 0 ? "called nothing in this group yet"
-                                   : "completed nothing in this group yet";
+      const auto issued =
+          std::ranges::find(answer.counts, request_.wait.group, &GroupCounts::group);
+      text = issued == answer.counts.end() || issued->collectives == 0
+                 ? "called nothing in this group yet"
+                 : "completed nothing in this group yet";
     }
     for (const auto& wait : answer.waits) {
       const bool elsewhere =
@@ -439,21 +402,12 @@ class Report {
         return text;  // the rank is still at that line
       }
     }
-    return text + indented(answer.threads);
-  }
-
-  uint64_t issuedOf(const RankStatus& answer) const {
-    for (const auto& counts : answer.counts) {
-      if (counts.group == request_.wait.group) {
-        return counts.collectives;
-      }
-    }
-    return 0;
+    return text + indented(answer.threads, "      ");
   }
 
   const DiagnosisRequest& request_;
-  const std::map<int, RankStatus>& answers_;
-  const std::map<int, Silent>& silent_;
+  const Answers& answers_;
+  const SilentRanks& silent_;
   const Blame blame_;
   const std::vector<int> late_;
   const bool disagree_;
@@ -461,14 +415,21 @@ class Report {
 
 }  // namespace
 
-Verdict judge(
-    const DiagnosisRequest& request, const std::map<int, RankStatus>& answers,
-    const std::map<int, Silent>& silent) {
+Verdict judge(const DiagnosisRequest& request, const Answers& answers, const SilentRanks& silent) {
   return Report(request, answers, silent).judge();
 }
 
 std::string nameRanks(const DiagnosisRequest& request, const std::vector<int>& ranks) {
   return Report(request, {}, {}).named(ranks);
+}
+
+std::string indented(const std::string& text, const std::string& blanks) {
+  std::string lines;
+  TextReader in(text);
+  for (std::string line; std::getline(in, line);) {
+    lines += "\n" + blanks + line;
+  }
+  return lines;
 }
 
 Verdict unknownVerdict(const std::string& why, const DiagnosisRequest& request) {

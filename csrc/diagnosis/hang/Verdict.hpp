@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -33,13 +32,14 @@ struct Verdict {
   }
 };
 
-// Returns the verdict. `silent`: the ranks without an answer.
-Verdict judge(
-    const DiagnosisRequest& request, const std::map<int, RankStatus>& answers,
-    const std::map<int, Silent>& silent);
+// Returns the verdict.
+Verdict judge(const DiagnosisRequest& request, const Answers& answers, const SilentRanks& silent);
 
 // Names ranks of the group, as verdicts do.
 std::string nameRanks(const DiagnosisRequest& request, const std::vector<int>& ranks);
+
+// Returns the lines of `text`, each after a line's end and indented by `blanks`.
+std::string indented(const std::string& text, const std::string& blanks);
 
 // Returns the verdict of a diagnosis that has failed.
 Verdict unknownVerdict(const std::string& why, const DiagnosisRequest& request);
