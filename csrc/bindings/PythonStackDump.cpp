@@ -318,8 +318,7 @@ void bindPythonStackDump(py::module_& module) {
       "set_status",
       [](const std::string& folder, std::vector<std::string> gateway,
          std::vector<std::string> environment, const std::string& run) {
-        status::StatusServer::setFolder(folder);
-        status::StatusServer::setGateway({std::move(gateway), std::move(environment)});
+        status::StatusServer::setFolder(folder, {std::move(gateway), std::move(environment)});
         setRunId(run);
       },
       py::arg("folder"), py::arg("gateway"), py::arg("environment"), py::arg("run"));

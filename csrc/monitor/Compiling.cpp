@@ -19,10 +19,7 @@ struct Announcements {
   std::optional<Compiling::Clock::time_point> ended GUARDED_BY(mutex);
   std::deque<Compiling::Interval> intervals GUARDED_BY(mutex);
 };
-Announcements& announcements() {
-  static PerProcess<Announcements> state;
-  return state.get();
-}
+PerProcess<Announcements> announcements;
 
 std::atomic<Compiling::Milliseconds::rep> compileLimit{0};
 
@@ -35,7 +32,7 @@ int64_t wallClock() {
 }  // namespace
 
 void Compiling::begin(const std::string& trigger) {
-  auto& state = announcements();
+  auto& state = announcements.get();
   LockGuard lock(state.mutex);
   if (++state.depth > 1) {
     return;
@@ -48,7 +45,7 @@ void Compiling::begin(const std::string& trigger) {
 }
 
 void Compiling::end() {
-  auto& state = announcements();
+  auto& state = announcements.get();
   LockGuard lock(state.mutex);
   if (state.depth == 0 || --state.depth > 0) {
     return;  // nested, or a compilation that began before the callbacks were registered
@@ -59,7 +56,7 @@ void Compiling::end() {
 }
 
 Compiling::State Compiling::state(Clock::time_point now) {
-  auto& state = announcements();
+  auto& state = announcements.get();
   LockGuard lock(state.mutex);
   const auto before = [&](const std::optional<Clock::time_point>& then) {
     return then ? std::optional(std::chrono::duration_cast<Milliseconds>(now - *then))
@@ -77,7 +74,7 @@ Compiling::Milliseconds Compiling::limit() {
 }
 
 std::vector<Compiling::Interval> Compiling::intervals() {
-  auto& state = announcements();
+  auto& state = announcements.get();
   LockGuard lock(state.mutex);
   return {state.intervals.begin(), state.intervals.end()};
 }

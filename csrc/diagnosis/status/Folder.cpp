@@ -66,9 +66,7 @@ std::string Folder::inside(const std::string& name) const {
 }
 
 Entry Folder::own() {
-  const auto pid = host::processId();
-  const auto space = host::pidSpace();
-  return {std::to_string(pid) + "-" + std::to_string(space), pid, space};
+  return {host::processId(), host::pidSpace()};
 }
 
 std::vector<Entry> Folder::entries() const {
@@ -80,19 +78,16 @@ std::vector<Entry> Folder::entries() const {
   while (const auto* const each = readdir(folder.get())) {
     Entry entry;
     char end = '\0';
-    const std::string name = each->d_name;
-    const auto stem = name.substr(0, name.rfind('.'));
-    if (name == stem + kSocket &&
-        std::sscanf(stem.c_str(), "%u-%u%c", &entry.pid, &entry.pidSpace, &end) == 2) {
-      entry.name = stem;
-      found.push_back(std::move(entry));
+    if (std::sscanf(each->d_name, "%u-%u%c", &entry.pid, &entry.pidSpace, &end) == 3 &&
+        each->d_name == entry.name() + kSocket) {
+      found.push_back(entry);
     }
   }
   return found;
 }
 
 std::vector<Membership> Folder::memberships(const Entry& entry) const {
-  std::ifstream in(inside(entry.name + kRanks));
+  std::ifstream in(inside(entry.name() + kRanks));
   std::vector<Membership> all;
   for (Membership each; in >> each.group >> each.rank;) {
     all.push_back(each);
@@ -105,7 +100,7 @@ FileDescriptor Folder::connect(const Entry& entry) const {
   if (!made) {
     fail("no socket can be made", errno);
   }
-  const auto address = addressOf(inside(entry.name + kSocket));
+  const auto address = addressOf(inside(entry.name() + kSocket));
   // A full backlog (EAGAIN) means that a process listens, but does not accept.
   const auto* const name = reinterpret_cast<const sockaddr*>(&address);
   if (::connect(made.get(), name, sizeof address) != 0 && errno != EAGAIN) {
@@ -116,14 +111,14 @@ FileDescriptor Folder::connect(const Entry& entry) const {
 
 FileDescriptor Folder::listen() const {
   const auto entry = own();
-  const auto path = inside(entry.name + kSocket);
+  const auto path = inside(entry.name() + kSocket);
   // Gives the socket its name only when it listens: a socket under such a name that refuses
   // connections belongs to a dead process.
-  const auto fresh = inside(entry.name + ".new");
+  const auto fresh = inside(entry.name() + ".new");
   const auto address = addressOf(fresh);
   // Removes files left by an earlier process with this pid, or by this process's previous server.
   unlink(fresh.c_str());
-  unlink(inside(entry.name + kRanks).c_str());
+  unlink(inside(entry.name() + kRanks).c_str());
   FileDescriptor made(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!made || bind(made.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
       ::listen(made.get(), kBacklog) != 0 || rename(fresh.c_str(), path.c_str()) != 0) {
@@ -134,7 +129,7 @@ FileDescriptor Folder::listen() const {
 
 void Folder::add(const Membership& membership) const {
   const FileDescriptor file(open(
-      inside(own().name + kRanks).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC,
+      inside(own().name() + kRanks).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC,
       0600));
   const auto line = std::to_string(membership.group) + " " + std::to_string(membership.rank) + "\n";
   if (!file || write(file.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
@@ -143,19 +138,22 @@ void Folder::add(const Membership& membership) const {
 }
 
 void Folder::remove() const noexcept {
-  const auto name = own().name;
+  discard(own());
+}
+
+void Folder::discard(const Entry& entry) const noexcept {
   for (const auto* const end : {kSocket, kRanks}) {
-    unlinkat(opened_.get(), (name + end).c_str(), 0);
+    unlinkat(opened_.get(), (entry.name() + end).c_str(), 0);
   }
 }
 
 void Folder::sweep() const {
   std::vector<Entry> dead;
   std::set<uint64_t> living;
-  for (auto& entry : entries()) {
+  for (const auto& entry : entries()) {
     // A process of another pid namespace cannot be looked up, and counts as living.
     if (entry.pidSpace == host::pidSpace() && !host::processAlive(entry.pid, 0)) {
-      dead.push_back(std::move(entry));
+      dead.push_back(entry);
     } else {
       for (const auto& each : memberships(entry)) {
         living.insert(each.group);
@@ -166,9 +164,7 @@ void Folder::sweep() const {
     const auto groups = memberships(entry);
     if (std::ranges::none_of(
             groups, [&](const auto& each) { return living.contains(each.group); })) {
-      for (const auto* const end : {kSocket, kRanks}) {
-        unlinkat(opened_.get(), (entry.name + end).c_str(), 0);
-      }
+      discard(entry);
     }
   }
 }

@@ -22,9 +22,11 @@ struct Membership {
 // The files of one process in the folder: "PID-NAMESPACE.socket", and "PID-NAMESPACE.ranks" with a
 // line "GROUP RANK" for each group. The files outlive a process that is killed.
 struct Entry {
-  std::string name;  // without the extension
   uint32_t pid = 0;
   uint32_t pidSpace = 0;  // the process's pid namespace
+
+  // Returns the files' name without the extension.
+  std::string name() const { return std::to_string(pid) + "-" + std::to_string(pidSpace); }
 };
 
 // A user's folder of sockets. Thread-safe. Functions raise std::runtime_error with the reason if
@@ -56,6 +58,7 @@ class Folder {
 
  private:
   std::string inside(const std::string& name) const;
+  void discard(const Entry& entry) const noexcept;
 
   const std::string path_;
   FileDescriptor opened_;

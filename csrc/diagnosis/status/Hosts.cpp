@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <exception>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include "base/Mutex.hpp"
@@ -125,15 +124,12 @@ struct Hosts::State {
   }
 
   void publish(uint64_t question, const Told& found, bool all) {
-    {
-      LockGuard lock(mutex);
-      if (question != asked) {
-        return;
-      }
+    LockGuard lock(mutex);
+    if (question == asked) {
       told = found;
       done = all;
+      wake.notify_all();
     }
-    wake.notify_all();
   }
 };
 
@@ -163,10 +159,8 @@ void Hosts::ask(Clock::time_point until) {
         self->publish(question, wrong, true);
       }
     });
-    {
-      LockGuard lock(self->mutex);
-      self->asking = false;
-    }
+    LockGuard lock(self->mutex);
+    self->asking = false;
     self->wake.notify_all();
   });
   state.asking = true;

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "base/TextStreams.hpp"
 #include "diagnosis/status/Protocol.hpp"
+#include "host/Peer.hpp"
 #include "host/Process.hpp"
 
 namespace torchcomms_pg::status {
@@ -26,8 +26,7 @@ constexpr milliseconds kLook{50};
 struct Asked {
   Entry entry;
   FileDescriptor socket;  // empty if no process listens, or after the answer
-  std::string answer;
-  bool listens = false;
+  std::string answer = {};
 };
 
 bool isStopped(const Entry& entry) {
@@ -75,45 +74,35 @@ bool readSome(Asked& asked) {
 }  // namespace
 
 std::string ownPlace() {
-  TextWriter text;
-  text << host::hostName() << '/' << std::hex << host::bootHash() << '-' << std::dec
-       << host::pidSpace();
-  return text.str();
+  return Peer::self().place();
 }
 
 HostStatus gather(const Folder& folder, milliseconds patience) {
   const auto until = Clock::now() + patience;
   std::vector<Asked> all;
-  for (auto& entry : folder.entries()) {
-    Asked asked;
-    asked.socket = folder.connect(entry);
-    asked.listens = static_cast<bool>(asked.socket);
-    asked.entry = std::move(entry);
-    const std::string question = kOfProcess;
-    if (asked.listens &&
-        send(asked.socket.get(), question.data(), question.size(), MSG_NOSIGNAL) < 0) {
+  for (const auto& entry : folder.entries()) {
+    auto& asked = all.emplace_back(Asked{entry, folder.connect(entry)});
+    if (asked.socket &&
+        send(asked.socket.get(), kOfProcess, sizeof kOfProcess - 1, MSG_NOSIGNAL) < 0) {
       asked.socket = FileDescriptor();  // the process's backlog is full
     }
-    all.push_back(std::move(asked));
   }
   for (;;) {
     std::vector<pollfd> polled;
-    std::vector<Asked*> open;
-    for (auto& asked : all) {
-      if (asked.socket) {
-        polled.push_back({asked.socket.get(), POLLIN, 0});
-        open.push_back(&asked);
-      }
+    for (const auto& asked : all) {
+      polled.push_back({asked.socket.get(), POLLIN, 0});  // poll ignores an empty one
     }
+    const auto mayAnswer = [](const auto& asked) {
+      return asked.socket && !isStopped(asked.entry);
+    };
     const auto left = std::chrono::duration_cast<milliseconds>(until - Clock::now());
-    if (std::ranges::all_of(open, [](const auto* asked) { return isStopped(asked->entry); }) ||
-        left.count() <= 0) {
+    if (std::ranges::none_of(all, mayAnswer) || left.count() <= 0) {
       break;
     }
     poll(polled.data(), polled.size(), static_cast<int>(std::min(left, kLook).count()));
-    for (size_t i = 0; i < open.size(); ++i) {
-      if (polled[i].revents != 0 && readSome(*open[i])) {
-        open[i]->socket = FileDescriptor();
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (polled[i].revents != 0 && readSome(all[i])) {
+        all[i].socket = FileDescriptor();
       }
     }
   }

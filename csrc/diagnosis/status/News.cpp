@@ -101,18 +101,15 @@ class Turns {
   std::set<std::string> stores_ GUARDED_BY(mutex_);  // which this process looks into
   FileDescriptor file_ GUARDED_BY(mutex_);
 };
-Turns& turns() {
-  static PerProcess<Turns> ofProcess;
-  return ofProcess.get();
-}
+PerProcess<Turns> turns;
 
 // Has the other processes of the folder look into the store. Waits for none of them: a stopped
 // process looks when it goes on. Raises std::runtime_error if no descriptor is free.
 void passOn(const Folder& folder, uint64_t store) {
   const auto question = aboutNews(store);
-  const auto own = Folder::own().name;
+  const auto own = Folder::own().name();
   for (const auto& entry : folder.entries()) {
-    const auto socket = entry.name == own ? FileDescriptor() : folder.connect(entry);
+    const auto socket = entry.name() == own ? FileDescriptor() : folder.connect(entry);
     if (socket) {
       send(socket.get(), question.data(), question.size(), MSG_NOSIGNAL);
     }
@@ -167,7 +164,7 @@ struct News::State {
     // Another process of the host looks from the end of this function on, however it ends.
     struct Leaving {
       const std::string& name;
-      ~Leaving() { turns().leave(name); }
+      ~Leaving() { turns.get().leave(name); }
     } leaving{name};
     heard = NewsCount::add(*board, 0).rings;
     Clock::time_point checked{};
@@ -203,7 +200,7 @@ struct News::State {
       folder.reset();
       tried([&] { folder.emplace(path); });
     }
-    const bool looks = !folder || turns().have(*folder, name);
+    const bool looks = !folder || turns.get().have(*folder, name);
     if (looks && entered != path) {
       enter();
       entered = path;
@@ -258,32 +255,23 @@ struct News::State {
   void hear(int64_t rung) {
     if (rung - heard > kMany) {
       heard = rung;
-      notifyAll();
+      notifyGroup(std::nullopt);
     }
     while (heard < rung) {
-      const auto group = board->get(keyOfRing(++heard));
       // A rank counts its ring, and then writes the group, if it does not die before.
-      group ? notify(*group) : notifyAll();
+      notifyGroup(board->get(keyOfRing(++heard)));
     }
   }
 
-  void notify(const std::string& group) {
+  // `group`: nullopt for all groups.
+  void notifyGroup(const std::optional<std::string>& group) {
     Listeners found;
     {
       LockGuard lock(mutex);
-      for (auto [each, end] = listeners.equal_range(group); each != end; ++each) {
+      auto [each, end] =
+          group ? listeners.equal_range(*group) : std::pair(listeners.begin(), listeners.end());
+      for (; each != end; ++each) {
         found.push_back(each->second);
-      }
-    }
-    notify(found);
-  }
-
-  void notifyAll() {
-    Listeners found;
-    {
-      LockGuard lock(mutex);
-      for (const auto& [group, each] : listeners) {
-        found.push_back(each);
       }
     }
     notify(found);
@@ -306,7 +294,7 @@ News::News(const std::string& store, std::shared_ptr<SharedBoard> board)
     } catch (const std::exception&) {
       // The store ended with the process that serves it. Diagnoses that need the store report that,
       // and other hosts that this host does not answer.
-      state->notifyAll();
+      state->notifyGroup(std::nullopt);
     }
   });
 }
@@ -315,10 +303,8 @@ News::~News() {
   if (state_->pid != host::processId()) {
     return;  // a forked child; a thread of the parent may have held the lock
   }
-  {
-    LockGuard lock(state_->mutex);
-    state_->stop = true;
-  }
+  LockGuard lock(state_->mutex);
+  state_->stop = true;
   state_->wake.notify_all();
 }
 
@@ -336,22 +322,17 @@ void News::ring(SharedBoard& board, uint64_t group) {
 }
 
 void News::ring(uint64_t group) {
-  {
-    LockGuard lock(state_->mutex);
-    state_->rings.push_back(group);
-  }
+  LockGuard lock(state_->mutex);
+  state_->rings.push_back(group);
   state_->wake.notify_all();
 }
 
 void News::look(uint64_t store) {
-  if (store != state_->number) {
-    return;
-  }
-  {
+  if (store == state_->number) {
     LockGuard lock(state_->mutex);
     state_->told = true;
+    state_->wake.notify_all();
   }
-  state_->wake.notify_all();
 }
 
 milliseconds News::slack() const {

@@ -9,26 +9,22 @@ namespace torchcomms_pg::status {
 namespace {
 
 void pack(ProcessStatus& status) {
-  for (auto& rank : status.ranks) {
-    for (auto& group : rank.groups) {
-      group.runs = runsOf(group.ranks);
-      for (auto& op : group.ops) {
-        op.wait.members.clear();
-      }
+  for (auto& group : groupsOf(status)) {
+    group.runs = runsOf(group.ranks);
+    for (auto& op : group.ops) {
+      op.wait.members.clear();
     }
   }
 }
 
 bool unpack(ProcessStatus& status) {
-  for (auto& rank : status.ranks) {
-    for (auto& group : rank.groups) {
-      if (!spread(group.runs, group.ranks) || group.rank < 0 ||
-          static_cast<size_t>(group.rank) >= group.ranks.size()) {
-        return false;
-      }
-      for (auto& op : group.ops) {
-        op.wait.members = group.runs;
-      }
+  for (auto& group : groupsOf(status)) {
+    if (!spread(group.runs, group.ranks) || group.rank < 0 ||
+        static_cast<size_t>(group.rank) >= group.ranks.size()) {
+      return false;
+    }
+    for (auto& op : group.ops) {
+      op.wait.members = group.runs;
     }
   }
   return true;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <ranges>
 #include <string>
 #include <vector>
 
@@ -120,6 +121,11 @@ struct ProcessStatus {
         self.gilIsHeld, self.compilingMs, self.compiledMs, self.ranks, self.otherWaits);
   }
 };
+
+// Returns the groups of all ranks of a process.
+auto groupsOf(auto& process) {
+  return process.ranks | std::views::transform(&RankActivity::groups) | std::views::join;
+}
 
 // A process that has a socket in the folder, but does not answer.
 struct SilentProcess {

@@ -11,9 +11,7 @@
 #include <cerrno>
 #include <chrono>
 #include <exception>
-#include <functional>
 #include <list>
-#include <map>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -38,9 +36,6 @@ using std::chrono::milliseconds;
 constexpr size_t kMostClients = 32;
 constexpr milliseconds kAsking{2000};
 constexpr milliseconds kReading{5000};
-
-// Limit of threads that ask for the job's status at the same time. Further clients wait.
-constexpr size_t kMostJobs = 1;
 
 // Limit of the wait for Python's stacks: the whole job's answer is to take less than a second.
 constexpr milliseconds kPatience{400};
@@ -74,10 +69,7 @@ struct Slot {
   bool told GUARDED_BY(mutex) = false;                     // it was reported that no server runs
   bool toldOfRas GUARDED_BY(mutex) = false;                // it was reported that no gateway runs
 };
-Slot& slot() {
-  static PerProcess<Slot> ofProcess;
-  return ofProcess.get();
-}
+PerProcess<Slot> slot;
 
 struct Places {
   Mutex mutex;
@@ -89,9 +81,8 @@ Places& places() {
   return named;
 }
 GatewayCommand gatewayCommand() {
-  auto& named = places();
-  LockGuard lock(named.mutex);
-  return named.gateway;
+  LockGuard lock(places().mutex);
+  return places().gateway;
 }
 
 // Reports once that RAS clients get no answer, and why.
@@ -110,11 +101,11 @@ void startGateway() {
     return;
   }
   const auto address = command.words.back();
-  command.words.insert(command.words.end(), {"--of", Folder::own().name});
+  command.words.insert(command.words.end(), {"--of", Folder::own().name()});
   try {
     runApart(std::move(command.words), std::move(command.environment));
   } catch (const std::exception& error) {
-    auto& known = slot();
+    auto& known = slot.get();
     LockGuard lock(known.mutex);
     tellNoRas(known, address, error.what());
   }
@@ -127,7 +118,6 @@ struct StatusServer::State {
   struct Client {
     enum class Phase { asks, awaitsPython, awaitsTurn, awaitsJob, reads };
 
-    uint64_t number = 0;
     FileDescriptor socket;
     Phase phase = Phase::asks;
     Clock::time_point until;  // limit of the wait for the client, or for Python
@@ -136,8 +126,8 @@ struct StatusServer::State {
     size_t sent = 0;
     std::optional<Description> description;
     std::shared_ptr<PythonStackDump> dump;
-    bool ownStacks = false;            // the dump includes the stacks of `description`
-    std::function<std::string()> job;  // makes the answer
+    bool ownStacks = false;  // the dump includes the stacks of `description`
+    OfJob job;
 
     bool hasUnsent() const { return sent < text.size(); }
   };
@@ -152,13 +142,11 @@ struct StatusServer::State {
   std::atomic<bool> stop{false};
 
   Mutex mutex;
-  // Answers about the job, by client's number.
-  std::map<uint64_t, std::string> done GUARDED_BY(mutex);
+  std::optional<std::string> done GUARDED_BY(mutex);  // the answer about the job
 
   // State of the server's thread.
   Clients clients;
-  uint64_t number = 0;
-  size_t jobs = 0;
+  bool asksJob = false;  // for a client, in a thread; further clients wait for their turn
   std::shared_ptr<PythonStackDump> dump;  // the latest request to Python
   Clock::time_point scarceUntil{};
 
@@ -170,7 +158,7 @@ struct StatusServer::State {
   void run(const std::shared_ptr<State>& self) {
     while (!stop.load(std::memory_order_acquire)) {
       try {
-        serve(self);
+        serveOnce(self);
       } catch (const std::exception&) {
         std::this_thread::sleep_for(milliseconds(kScarceMs));  // out of memory
       }
@@ -182,40 +170,33 @@ struct StatusServer::State {
     listening = FileDescriptor();
   }
 
-  void serve(const std::shared_ptr<State>& self) {
-    while (!stop.load(std::memory_order_acquire)) {
-      std::vector<pollfd> polled{{wake.get(), POLLIN, 0}};
-      const bool scarce = Clock::now() < scarceUntil;
-      polled.push_back(
-          {clients.size() < kMostClients && !scarce ? listening.get() : -1, POLLIN, 0});
-      for (const auto& client : clients) {
-        short events = 0;
-        if (client.phase == Client::Phase::asks) {
-          events = POLLIN;
-        } else if (client.phase == Client::Phase::reads) {
-          events = POLLOUT;
-        }
-        // A job goes on even if its client has left.
-        const bool works = client.phase == Client::Phase::awaitsJob;
-        polled.push_back({works ? -1 : client.socket.get(), events, 0});
+  void serveOnce(const std::shared_ptr<State>& self) {
+    using Phase = Client::Phase;
+    std::vector<pollfd> polled{{wake.get(), POLLIN, 0}};
+    const bool scarce = Clock::now() < scarceUntil;
+    polled.push_back({clients.size() < kMostClients && !scarce ? listening.get() : -1, POLLIN, 0});
+    for (const auto& client : clients) {
+      const short events = client.phase == Phase::asks    ? POLLIN
+                           : client.phase == Phase::reads ? POLLOUT
+                                                          : 0;
+      // A job goes on even if its client has left.
+      const bool works = client.phase == Phase::awaitsJob;
+      polled.push_back({works ? -1 : client.socket.get(), events, 0});
+    }
+    poll(polled.data(), polled.size(), patience());
+    uint64_t rings = 0;
+    [[maybe_unused]] const auto heard = read(wake.get(), &rings, sizeof rings);
+    size_t place = 2;
+    for (auto client = clients.begin(); client != clients.end(); ++place) {
+      const auto each = client++;
+      bool goesOn = false;  // nor does it if memory has run out
+      attempt([&] { goesOn = step(self, *each, polled[place].revents); });
+      if (!goesOn) {
+        drop(each);
       }
-      poll(polled.data(), polled.size(), patience());
-      uint64_t rings = 0;
-      [[maybe_unused]] const auto heard = read(wake.get(), &rings, sizeof rings);
-      size_t place = 2;
-      for (auto client = clients.begin(); client != clients.end(); ++place) {
-        const auto each = client++;
-        try {
-          if (!step(self, *each, polled[place].revents)) {
-            drop(each);
-          }
-        } catch (const std::exception&) {
-          drop(each);  // out of memory
-        }
-      }
-      if (polled[1].revents != 0) {
-        take();
-      }
+    }
+    if (polled[1].revents != 0) {
+      take();
     }
   }
 
@@ -240,9 +221,7 @@ struct StatusServer::State {
       return;
     }
     if (host::isOfThisUser(socket.get())) {
-      clients.emplace_back();
-      auto& client = clients.back();
-      client.number = ++number;
+      auto& client = clients.emplace_back();
       client.socket = std::move(socket);
       client.until = Clock::now() + kAsking;
     }
@@ -277,15 +256,15 @@ struct StatusServer::State {
         }
         return true;
       case Phase::awaitsTurn:
-        if (jobs < kMostJobs) {
+        if (!asksJob) {
           beginJob(self, client, now);
         }
         return true;
       case Phase::awaitsJob: {
         LockGuard lock(mutex);
-        if (auto text = done.extract(client.number)) {
-          --jobs;
-          answer(client, text.mapped(), now);
+        if (const auto text = std::exchange(done, std::nullopt)) {
+          asksJob = false;
+          answer(client, *text, now);
         }
         return true;
       }
@@ -308,7 +287,9 @@ struct StatusServer::State {
     if (client.heard == kOfProcess) {
       describe(client, now);
     } else if (const auto job = parseOfJob(client.heard)) {
-      awaitTurn(client, [this, job = *job] { return answered(duties.ofJob(job)); });
+      client.job = *job;
+      client.phase = Client::Phase::awaitsTurn;
+      notify();
     } else if (const auto store = parseAboutNews(client.heard)) {
       duties.news(*store);
       return false;
@@ -316,12 +297,6 @@ struct StatusServer::State {
       answer(client, refused("this question is not known"), now);
     }
     return true;
-  }
-
-  void awaitTurn(Client& client, std::function<std::string()> job) {
-    client.job = std::move(job);
-    client.phase = Client::Phase::awaitsTurn;
-    notify();
   }
 
   void describe(Client& client, Clock::time_point now) {
@@ -345,12 +320,12 @@ struct StatusServer::State {
       if (client.ownStacks) {
         client.description->setLines(status, told.calledAt);
       }
-      for (auto& rank : status.ranks) {
-        for (auto& group : rank.groups) {
-          for (auto& op : group.ops) {
-            told.name(op.wait);
-          }
+      for (auto& group : groupsOf(status)) {
+        for (auto& op : group.ops) {
+          told.name(op.wait);
         }
+      }
+      for (auto& rank : status.ranks) {
         for (auto& counts : rank.counts) {
           told.forgetGone(counts);
         }
@@ -367,23 +342,22 @@ struct StatusServer::State {
 
   void beginJob(const std::shared_ptr<State>& self, Client& client, Clock::time_point now) {
     try {
-      std::map<uint64_t, std::string> answer{{client.number, ""}};  // its end needs no memory
-      startDetached("tcpg_job", [self, answer = std::move(answer), job = client.job]() mutable {
-        auto& text = answer.begin()->second;
+      startDetached("tcpg_job", [self, job = client.job] {
+        std::string text;
         attempt([&] {
           try {
-            text = job();
+            text = answered(self->duties.ofJob(job));
           } catch (const std::exception& error) {
             text = refused(error.what());
           }
         });
         {
           LockGuard lock(self->mutex);
-          self->done.merge(answer);
+          self->done = std::move(text);
         }
         self->notify();
       });
-      ++jobs;
+      asksJob = true;
       client.phase = Client::Phase::awaitsJob;
     } catch (const std::exception& error) {
       answer(client, refused(std::string("no thread can be started: ") + error.what()), now);
@@ -409,26 +383,19 @@ struct StatusServer::State {
   }
 };
 
-void StatusServer::setFolder(const std::string& path) {
-  auto& named = places();
-  LockGuard lock(named.mutex);
-  named.folder = path;
+void StatusServer::setFolder(const std::string& path, GatewayCommand gateway) {
+  LockGuard lock(places().mutex);
+  places().folder = path;
+  places().gateway = std::move(gateway);
 }
 
 std::string StatusServer::folder() {
-  auto& named = places();
-  LockGuard lock(named.mutex);
-  return named.folder;
-}
-
-void StatusServer::setGateway(GatewayCommand command) {
-  auto& named = places();
-  LockGuard lock(named.mutex);
-  named.gateway = std::move(command);
+  LockGuard lock(places().mutex);
+  return places().folder;
 }
 
 std::shared_ptr<StatusServer> StatusServer::of(const Duties& duties) {
-  auto& known = slot();
+  auto& known = slot.get();
   LockGuard lock(known.mutex);
   if (folder().empty()) {
     const auto gateway = gatewayCommand();
@@ -457,7 +424,7 @@ std::shared_ptr<StatusServer> StatusServer::of(const Duties& duties) {
 }
 
 bool StatusServer::runs() {
-  auto& known = slot();
+  auto& known = slot.get();
   LockGuard lock(known.mutex);
   return !known.server.expired();
 }
@@ -488,7 +455,7 @@ StatusServer::~StatusServer() {
   if (pid_ != host::processId()) {
     return;  // a forked child, whose copy is of the parent's server
   }
-  auto& known = slot();
+  auto& known = slot.get();
   {
     LockGuard lock(known.mutex);
     if (known.latest == this) {
@@ -513,14 +480,10 @@ void StatusServer::add(const Membership& membership) noexcept {
 }
 
 void StatusServer::removeAtExit() noexcept {
-  auto& known = slot();
-  std::shared_ptr<StatusServer> server;
-  {
-    LockGuard lock(known.mutex);
-    server = known.server.lock();
-  }
-  if (server) {
-    server->state_->folder.remove();
+  auto& known = slot.get();
+  LockGuard lock(known.mutex);
+  if (known.latest != nullptr) {
+    known.latest->state_->folder.remove();
   }
 }
 

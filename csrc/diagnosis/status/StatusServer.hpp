@@ -32,12 +32,11 @@ class StatusServer {
     std::function<void(uint64_t store)> news;        // see News::look(); must return soon
   };
 
-  // Sets the folder; if `path` is empty, no status is served. Does not affect a running server.
-  static void setFolder(const std::string& path);
+  // Sets the folder; if `path` is empty, no status is served. `gateway`: the command that a server
+  // runs at its start, with the name of its files in the folder as a further word. Does not affect
+  // a running server.
+  static void setFolder(const std::string& path, GatewayCommand gateway = {});
   static std::string folder();
-  // Sets the command that a server runs at its start, with the name of its files in the folder as
-  // a further word.
-  static void setGateway(GatewayCommand command);
 
   // Returns the server of this process, which runs while a caller holds it. Returns null if no
   // folder is set, or if the server cannot start, which is reported once on stderr.
