@@ -36,20 +36,21 @@ class Report {
   explicit Report(const Job& job) : job_(job) {}
 
   std::string write() const {
-    const auto& asked = job_.question();
+    const auto& question = job_.question();
+    const auto& asked = job_.asked();
     Json json;
     json.object([&] {
       json.field("version", 1);
-      json.field("torchcomms_pg", printable(job_.version()));
+      json.field("torchcomms_pg", printable(asked.version));
       json.objectField("asked", [&] {
-        json.field("pid", asked.pid);
-        json.field("host", nameOfHost(asked.host));
+        json.field("pid", question.pid);
+        json.field("host", nameOfHost(question.host));
       });
-      json.field("store", printable(job_.store()));
-      json.field("run_id", printable(job_.run()));
+      json.field("store", printable(asked.store));
+      json.field("run_id", printable(asked.run));
       json.field("healthy", job_.healthy());
-      json.field("late_after_s", seconds(asked.lateMs));
-      json.field("took_s", seconds(asked.tookMs));
+      json.field("late_after_s", seconds(question.lateMs));
+      json.field("took_s", seconds(question.tookMs));
       json.listField("unreached_hosts", job_.unreached(), [&](const auto& each) {
         json.field("host", nameOfHost(each.host));
         json.field("why", printable(each.why));

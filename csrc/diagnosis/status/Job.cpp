@@ -1,7 +1,9 @@
 #include "diagnosis/status/Job.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
+#include <ranges>
 #include <tuple>
 
 #include "base/Text.hpp"
@@ -89,17 +91,20 @@ std::string nameOfHost(const std::string& place) {
   return printable(place.substr(0, place.find('/')));
 }
 
-Job::Job(const JobAnswers& answers)
-    : hosts_(answers.hosts), unreached_(answers.unreached), question_(answers.question) {
-  findJob();
-  for (const auto& host : hosts_) {
+Job::Job(const JobAnswers& answers) : unreached_(answers.unreached), question_(answers.question) {
+  Roll roll(question_);
+  std::ranges::for_each(answers.hosts, [&](const auto& host) { roll.add(host); });
+  for (const auto& host : answers.hosts) {
     for (const auto& process : host.processes) {
-      if (isOfJob(process)) {
+      if (roll.isAsked(host, process)) {
+        asked_ = process;
+      }
+      if (roll.includes(process)) {
         addProcess(process);
       }
     }
     for (const auto& silent : host.silent) {
-      addSilent(host, silent);
+      addSilent(roll, host, silent);
     }
   }
   for (auto& [id, group] : groups_) {
@@ -119,65 +124,15 @@ std::vector<const Job::Group*> Job::groups() const {
       sorted.push_back(&group);
     }
   }
-  std::ranges::sort(sorted, [](const auto* one, const auto* other) {
-    const auto& a = *one->any;
-    const auto& b = *other->any;
-    return std::tuple(-static_cast<int64_t>(a.ranks.size()), a.ranks, a.name, a.key) <
-           std::tuple(-static_cast<int64_t>(b.ranks.size()), b.ranks, b.name, b.key);
+  std::ranges::sort(sorted, {}, [](const auto* group) {
+    const auto& any = *group->any;
+    return std::tuple(-std::ssize(any.ranks), any.ranks, any.name, any.key);
   });
   return sorted;
 }
 
 std::vector<UnreachedHost> Job::unreached() const {
   return missing_.empty() ? std::vector<UnreachedHost>() : unreached_;
-}
-
-// Finds the job's groups: the asked process's groups, and all groups of each process that is in a
-// group of the job, again and again until no group is added.
-void Job::findJob() {
-  std::vector<const ProcessStatus*> others;
-  for (const auto& host : hosts_) {
-    for (const auto& process : host.processes) {
-      if (process.pid == question_.pid && host.host == question_.host) {
-        take(process);
-        store_ = process.store;
-        run_ = process.run;
-        version_ = process.version;
-      } else {
-        others.push_back(&process);
-      }
-    }
-  }
-  for (bool grew = true; grew;) {
-    grew = std::erase_if(others, [&](const auto* process) {
-             return isOfJob(*process) && (take(*process), true);
-           }) > 0;
-  }
-}
-
-void Job::take(const ProcessStatus& process) {
-  for (const auto& rank : process.ranks) {
-    for (const auto& group : rank.groups) {
-      job_.insert(group.id);
-    }
-  }
-  for (const auto& wait : process.otherWaits) {
-    if (wait.meeting != 0) {
-      job_.insert(wait.meeting);
-    }
-  }
-}
-
-bool Job::isOfJob(const ProcessStatus& process) const {
-  return std::ranges::any_of(
-             process.ranks,
-             [&](const auto& rank) {
-               return std::ranges::any_of(
-                   rank.groups, [&](const auto& group) { return job_.contains(group.id); });
-             }) ||
-         std::ranges::any_of(process.otherWaits, [&](const auto& wait) {
-           return wait.meeting != 0 && job_.contains(wait.meeting);
-         });
 }
 
 void Job::addProcess(const ProcessStatus& process) {
@@ -193,10 +148,10 @@ void Job::addProcess(const ProcessStatus& process) {
   }
 }
 
-void Job::addSilent(const HostStatus& host, const SilentProcess& silent) {
+void Job::addSilent(const Roll& roll, const HostStatus& host, const SilentProcess& silent) {
   bool ours = false;
   for (const auto& each : silent.memberships) {
-    if (job_.contains(each.group)) {
+    if (roll.includes(each.group)) {
       ours = true;
       silent_[{each.group, each.rank}] = {&host, &silent};
     }
@@ -209,19 +164,14 @@ void Job::addSilent(const HostStatus& host, const SilentProcess& silent) {
 
 // Notes the ranks whose processes are not known.
 void Job::noteMissing() {
-  std::set<int64_t> known;
+  for (const auto& [id, group] : groups_) {
+    missing_.insert(group.any->ranks.begin(), group.any->ranks.end());
+  }
   for (const auto& rank : ranks_) {
-    known.insert(rank.activity->rank);
+    missing_.erase(rank.activity->rank);
   }
   for (const auto& [key, silent] : silent_) {
-    known.insert(key.second);
-  }
-  for (const auto& [id, group] : groups_) {
-    for (const auto rank : group.any->ranks) {
-      if (!known.contains(rank)) {
-        missing_.insert(rank);
-      }
-    }
+    missing_.erase(key.second);
   }
   healthy_ = healthy_ && missing_.empty();
 }
@@ -309,9 +259,8 @@ void Job::judgeOtherWaits() {
     found.verdict = printable(found.verdict);
     otherWaits_.push_back(std::move(found));
   }
-  std::ranges::sort(otherWaits_, [](const auto& one, const auto& other) {
-    return std::pair(-one.ageMs, one.text) < std::pair(-other.ageMs, other.text);
-  });
+  std::ranges::sort(
+      otherWaits_, {}, [](const auto& wait) { return std::pair(-wait.ageMs, wait.text); });
 }
 
 // Returns where a rank is, for people: in its longest wait or its oldest operation, with its line,
@@ -396,8 +345,8 @@ std::optional<Job::Finding> Job::judge(const Group& group) const {
 }
 
 Job::Finding Job::judge(const Group& group, int asking, const OpInFlight& op) const {
-  std::map<int, RankStatus> answers;
-  std::map<int, Silent> silent;
+  Answers answers;
+  SilentRanks silent;
   const auto& ranks = group.any->ranks;
   for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
     if (const auto found = group.members.find(rank); found != group.members.end()) {
@@ -436,11 +385,10 @@ std::string Job::heldUpBy(const Group& group, const Finding& finding) const {
     return why.empty() ? "" : ": " + why;
   }
   std::string text;
-  for (size_t i = 0; i < std::min(verdict.ranks.size(), kMostNamed); ++i) {
-    const int rank = verdict.ranks[i];
+  for (const int rank : verdict.ranks | std::views::take(kMostNamed)) {
     const auto global = group.any->ranks.at(rank);
     const auto found = group.members.find(rank);
-    text += (i == 0 ? "for rank " : "; for rank ") + std::to_string(global) +
+    text += (text.empty() ? "for rank " : "; for rank ") + std::to_string(global) +
             (found == group.members.end() ? ": " + silentOf(group.id, global).text
                                           : ", at " + lineOf(found->second));
   }

@@ -12,6 +12,7 @@
 
 #include "diagnosis/hang/Verdict.hpp"
 #include "diagnosis/status/ProcessStatus.hpp"
+#include "diagnosis/status/Roll.hpp"
 
 namespace torchcomms_pg::status {
 
@@ -61,9 +62,8 @@ class Job {
   explicit Job(const JobAnswers& answers);
 
   const JobQuestion& question() const { return question_; }
-  const std::string& store() const { return store_; }
-  const std::string& run() const { return run_; }
-  const std::string& version() const { return version_; }  // of torchcomms_pg
+  // Returns the status of the asked process, with empty texts if it has not answered.
+  const ProcessStatus& asked() const { return asked_; }
   bool healthy() const { return healthy_; }
   // Returns the groups without the unused ones, largest first.
   std::vector<const Group*> groups() const;
@@ -96,24 +96,17 @@ class Job {
   std::string heldUpBy(const Group& group, const Finding& finding) const;
 
  private:
-  void findJob();
-  void take(const ProcessStatus& process);
-  bool isOfJob(const ProcessStatus& process) const;
   void addProcess(const ProcessStatus& process);
-  void addSilent(const HostStatus& host, const SilentProcess& silent);
+  void addSilent(const Roll& roll, const HostStatus& host, const SilentProcess& silent);
   void noteMissing();
   void noteUnused();
   std::optional<Finding> judge(const Group& group) const;
   void judgeOtherWaits();
   std::string placeOf(int64_t rank) const;
 
-  const std::vector<HostStatus>& hosts_;
   const std::vector<UnreachedHost>& unreached_;
   const JobQuestion& question_;
-  std::string store_;
-  std::string run_;
-  std::string version_;
-  std::set<uint64_t> job_;  // ids of the job's groups
+  ProcessStatus asked_;
   std::map<uint64_t, Group> groups_;
   std::vector<Member> ranks_;
   std::map<std::pair<uint64_t, int64_t>, Quiet> silent_;  // by group's id and global rank

@@ -1,39 +1,53 @@
 #include "diagnosis/status/Roll.hpp"
 
 #include <algorithm>
+#include <iterator>
+#include <vector>
 
 namespace torchcomms_pg::status {
 
-bool Roll::take(const ProcessStatus& process, bool asked) {
-  const auto isOfJob = [&](const auto& rank) {
-    return std::ranges::any_of(
-        rank.groups, [&](const auto& group) { return job_.contains(group.id); });
-  };
-  if (!asked && std::ranges::none_of(process.ranks, isOfJob)) {
-    return false;
+namespace {
+
+// Returns the ids of the process's groups, and the numbers of its meetings.
+std::vector<uint64_t> linksOf(const ProcessStatus& process) {
+  std::vector<uint64_t> links;
+  std::ranges::transform(groupsOf(process), std::back_inserter(links), &MemberStatus::id);
+  for (const auto& wait : process.otherWaits) {
+    if (wait.meeting != 0) {
+      links.push_back(wait.meeting);
+    }
   }
-  for (const auto& rank : process.ranks) {
-    for (const auto& group : rank.groups) {
-      if (job_.insert(group.id).second) {
-        for (const auto number : group.ranks) {
-          if (!heard_.contains({group.id, number})) {
-            wanted_.insert({group.id, number});
-          }
-        }
+  return links;
+}
+
+}  // namespace
+
+bool Roll::includes(const ProcessStatus& process) const {
+  return std::ranges::any_of(linksOf(process), [&](uint64_t link) { return includes(link); });
+}
+
+void Roll::take(const ProcessStatus& process) {
+  for (const auto& group : groupsOf(process)) {
+    knowsGroup_ = true;
+    const bool isNew = job_.insert(group.id).second;
+    for (const auto number : group.ranks) {
+      if (isNew && !heard_.contains({group.id, number})) {
+        wanted_.insert({group.id, number});
       }
     }
   }
-  return true;
+  const auto links = linksOf(process);
+  job_.insert(links.begin(), links.end());
 }
 
 void Roll::add(const HostStatus& host) {
   for (const auto& process : host.processes) {
-    for (const auto& rank : process.ranks) {
-      for (const auto& group : rank.groups) {
-        hear({group.id, group.ranks[group.rank]});
-      }
+    for (const auto& group : groupsOf(process)) {
+      hear({group.id, group.ranks[group.rank]});
     }
-    if (!take(process, process.pid == asked_.pid && host.host == asked_.host)) {
+    if (isAsked(host, process) || includes(process)) {
+      take(process);
+    } else {
       unconnected_.push_back(process);
     }
   }
@@ -42,7 +56,8 @@ void Roll::add(const HostStatus& host) {
       hear({each.group, each.rank});
     }
   }
-  while (unconnected_.remove_if([&](const auto& process) { return take(process, false); }) > 0) {
+  while (unconnected_.remove_if(
+             [&](const auto& process) { return includes(process) && (take(process), true); }) > 0) {
   }
 }
 
