@@ -48,6 +48,9 @@ decltype(auto) withParamComms(
 // ProcessGroupNCCL.
 inline void recordMessages(
     const Communicator& comm, const std::vector<PreparedOp>& messages, uint64_t seq) {
+  if (C10_LIKELY(!at::hasCallbacks())) {
+    return;  // spares the copies
+  }
   for (const auto& message : messages) {
     auto op = message.op;
     op.seq = seq++;
