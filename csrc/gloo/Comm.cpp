@@ -4,7 +4,6 @@
 #include <exception>
 #include <utility>
 
-#include "base/StorePlace.hpp"
 #include "shm/api/Api.hpp"
 #include "shm/api/Handles.hpp"
 
@@ -204,15 +203,13 @@ std::vector<int> Comm::missingRanks() const {
 }
 
 std::function<void()> Comm::probe(Announcements by) {
-  groupFailure_->announceBy(by);
-  return [groupFailure = groupFailure_, rail = rail_, messages = messages_,
-          read = std::move(by.read), prefix = StorePlace(members_.store).prefix()] {
+  groupFailure_->announceBy(std::move(by));
+  return [groupFailure = groupFailure_, rail = rail_, messages = messages_] {
     if (groupFailure->known()) {
       return;
     }
     try {
-      read([&](c10d::Store& job) {
-        c10d::PrefixStore group(prefix, c10::intrusive_ptr<c10d::Store>::reclaim_copy(&job));
+      groupFailure->inStore([&](c10d::Store& group) {
         if (groupFailure->failAsOthers(group)) {
           return;
         }

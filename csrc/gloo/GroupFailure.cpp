@@ -8,6 +8,7 @@
 
 #include "base/ExitGuard.hpp"
 #include "base/SharedPatience.hpp"
+#include "base/StorePlace.hpp"
 #include "base/StoreValue.hpp"
 #include "base/Thread.hpp"
 #include "host/Interrupt.hpp"
@@ -130,7 +131,7 @@ void GroupFailure::write(std::string key, std::string text) {
     Monitor::get().runDetached([unfinished = ExitGuard(), self = shared_from_this(),
                                 key = std::move(key), text = std::move(text), written] {
       attempt([&] {  // if the store is gone, no rank can read the key
-        self->store_->set(key, text);
+        self->inStore([&](auto& group) { group.set(key, text); });
         self->announce();
       });
       written->set_value();
@@ -165,6 +166,23 @@ void GroupFailure::announce() {
   if (announce) {
     announce();
   }
+}
+
+void GroupFailure::inStore(const std::function<void(c10d::Store& group)>& body) const {
+  decltype(Announcements::call) call;
+  {
+    LockGuard lock(mutex_);
+    call = announcements_.call;
+  }
+  if (!call) {
+    body(*store_);
+    return;
+  }
+  call([&](c10d::Store& job) {
+    c10d::PrefixStore group(
+        StorePlace(store_).prefix(), c10::intrusive_ptr<c10d::Store>::reclaim_copy(&job));
+    body(group);
+  });
 }
 
 std::chrono::milliseconds GroupFailure::answerPatience() const {
@@ -219,17 +237,21 @@ std::optional<GroupFailure::Lost> GroupFailure::awaitReason(
       return;
     }
     reachingStore([&] {
-      if (!failAsWritten(*store_, kReasonKey)) {
-        std::erase_if(lost.silent, [&](int rank) { return store_->check({answerOf(rank)}); });
-      }
+      inStore([&](auto& group) {
+        if (!failAsWritten(group, kReasonKey)) {
+          std::erase_if(lost.silent, [&](int rank) { return group.check({answerOf(rank)}); });
+        }
+      });
     });
   };
   if (ask) {
     lost.silent = ranks;
     reachingStore([&] {
-      for (const int rank : ranks) {
-        store_->set(questionTo(rank), std::vector<uint8_t>{});
-      }
+      inStore([&](auto& group) {
+        for (const int rank : ranks) {
+          group.set(questionTo(rank), std::vector<uint8_t>{});
+        }
+      });
       announce();
     });
   }
@@ -264,8 +286,9 @@ void GroupFailure::tellOthers() {
   // If this raises, the other ranks notice only broken connections.
   attempt([&] {
     const std::string text = host::encode(*known());
-    // The first reason stays: two ranks may fail at once.
-    if (claimIn(*store_, kReasonKey, text) == text) {
+    bool first = false;  // the first reason stays: two ranks may fail at once
+    inStore([&](auto& group) { first = claimIn(group, kReasonKey, text) == text; });
+    if (first) {
       announce();
     }
   });

@@ -87,11 +87,16 @@ class GroupFailure : public std::enable_shared_from_this<GroupFailure> {
   // their deadline.
   void write(std::string key, std::string text);
 
-  // Sets how announce() reaches the other ranks. Announces what was to be announced before.
+  // Sets how announce() reaches the other ranks, and by which connection this rank uses the store.
+  // Announces what was to be announced before.
   void announceBy(Announcements by);
   // After a write to the group's store, makes all ranks look there (Comm::probe). May block, and
   // raises the store's errors.
   void announce();
+  // Calls `body` with the group's store, in the calling thread. May block, and raises the store's
+  // errors. Uses the connection of Announcements, if it is known: in the group's own, a thread of
+  // the program may block for long. `body` must not call announce() or inStore().
+  void inStore(const std::function<void(c10d::Store& group)>& body) const;
 
   // Actions at a failure; each may be empty. `release` runs in the thread that fails the group.
   // `tell` runs in another thread and may block for a moment; `told` follows when the reason has

@@ -60,9 +60,9 @@ struct Announcements {
   // Makes all ranks of the group look for news, which is in the job's store already. May block, and
   // raises the store's errors.
   std::function<void()> announce;
-  // Calls the function with the job's store, in the calling thread. May block, and raises the
-  // store's errors.
-  std::function<void(const std::function<void(c10d::Store& job)>&)> read;
+  // Calls the function with the job's store, in the calling thread, over a connection in which no
+  // thread of the program blocks. May block, and raises the store's errors.
+  std::function<void(const std::function<void(c10d::Store& job)>&)> call;
   // Returns by how much more than a second a rank may look late.
   std::function<std::chrono::milliseconds()> slack;
 };

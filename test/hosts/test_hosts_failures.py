@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import threading
 import time
 
 import pytest
@@ -265,6 +266,40 @@ def test_a_reason_is_heard_without_the_store_while_another_host_is_silent():
         check(outcomes)
     text, named, took = outcomes[0].value
     assert "was aborted on rank 2" in text and named == [2], (named, text)
+    assert took < grown(SOON), took
+
+
+def is_busy(store):
+    """Whether a call in another thread waits for this client of the store."""
+    call = threading.Thread(target=store.check, args=(["any"],))
+    call.start()
+    call.join(0.3)
+    return call.is_alive()
+
+
+def abort_while_a_thread_waits_in_the_store(args, places):
+    rank = int(os.environ["RANK"])
+    move(places)
+    init_default_group(*args, rank, len(places), 1800)
+    dist.all_reduce(torch.ones(1000))
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        waiting = threading.Thread(target=store.wait, args=(["heard"],))
+        waiting.start()
+        assert wait_for(lambda: is_busy(store), SOON)
+        torchcomms_pg.get_comm(None).abort()
+        waiting.join()
+        return None
+    told = told_by(lambda: reduce(1000))
+    store.set("heard", "")
+    return told
+
+
+def test_a_failure_is_told_while_a_thread_of_the_program_waits_in_the_groups_store():
+    with Ranks(2, init=False) as ranks:
+        _, told = ranks.run(abort_while_a_thread_waits_in_the_store, ranks.store_args(), "ab")
+    text, named, took = told
+    assert "was aborted on rank 0" in text and named == [0], (named, text)
     assert took < grown(SOON), took
 
 

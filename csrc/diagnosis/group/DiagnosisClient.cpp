@@ -86,7 +86,7 @@ void DiagnosisClient::open(
     options.look = library.probe(
         comm_.library.get(), {.announce = [board = std::make_shared<StoreBoard>(job),
                                            key = key_] { status::News::ring(*board, key); },
-                              .read = [job](const auto& body) { job->call(body); },
+                              .call = [job](const auto& body) { job->call(body); },
                               .slack = options.slack});
   }
   options.dump = [this, weak = comm_.self.weak_from_this()] {
