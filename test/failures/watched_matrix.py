@@ -209,11 +209,16 @@ class Cell:
         return judge(self.fault, [outcomes[i] for i in range(len(others))], said, others)
 
     def settled(self, others):
-        """Whether each rank has ended, or has said what is at fault."""
+        """Whether each rank has ended, or has said what is at fault.
+
+        Where the backend has ended the operation of one, the others need not know what is at fault.
+        """
+        outcomes = [self.ranks.outcome(rank) for rank in others]
+        ended = any(outcome and (outcome.died or outcome.value) for outcome in outcomes)
+        wanted = "" if ended else SAID[self.fault]
         return all(
-            self.ranks.outcome(rank)
-            or any(re.search(SAID[self.fault], verdict) for verdict in self.ranks.verdicts(rank))
-            for rank in others
+            outcome or any(re.search(wanted, verdict) for verdict in self.ranks.verdicts(rank))
+            for rank, outcome in zip(others, outcomes, strict=True)
         )
 
 
