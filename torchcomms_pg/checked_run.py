@@ -14,6 +14,7 @@ import json
 import signal
 import subprocess
 import tempfile
+import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,8 +30,10 @@ from torchcomms_pg.trace import DumpError, load, nccl_hazards
 _PREFIX = "rank_"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PART = 4 << 20  # torch's store takes values of up to 8 MB
-# Limit of the time by which another rank's program may end later than rank 0's.
-_PATIENCE = timedelta(minutes=10)
+# Limits in seconds of the wait for another rank's files: from the end of rank 0's program on, and
+# from SIGTERM on. torchrun sends that when a rank has failed, and SIGKILL 30 s later.
+_PATIENCE = 600.0
+_HURRY = 10.0
 _NO_STORE = """\
 torchcomms_pg.run: --{option} finds no store of torchrun through which rank {rank} of {size} could
 give what it recorded to rank 0. Start the ranks by torchrun, or let them write their files into one
@@ -110,15 +113,16 @@ def run(command: list[str], check: Check) -> int:
     with tempfile.TemporaryDirectory(prefix="torchcomms_pg-") as name:
         folder = Path(name)
         check.prepare(str(folder / _PREFIX))
-        child = _Child(command)
-        code = child.wait()
-        if child.told_to_end and code != 0:
-            return code
-        if store is not None and rank > 0:
-            _give(store, rank, folder)
-        elif rank == 0:
-            silent = _take(store, size, folder) if store is not None else []
-            code = _report(check, folder, silent, code)
+        with _Child(command) as child:
+            code = child.wait()
+            # With several ranks SIGTERM may mean that another one has failed: the report is due.
+            if code != 0 and (child.interrupted or (child.told_at is not None and store is None)):
+                return code
+            if store is not None and rank > 0:
+                _give(store, rank, folder)
+            elif rank == 0:
+                silent = [] if store is None else _take(store, size, folder, child)
+                code = _report(check, folder, silent, code)
     return code
 
 
@@ -148,10 +152,18 @@ def _end(finding: str, found: int, code: int) -> str:
 
 
 class _Child:
-    """The program's process. It gets the SIGTERM of this process, and ends if this process ends."""
+    """The program's process. It gets the SIGTERM of this process, and ends if this process ends.
+
+    Attributes:
+        told_at: when this process got SIGTERM or SIGINT, by `time.monotonic`; else None.
+        interrupted: whether it got SIGINT, which raises KeyboardInterrupt after the program's end.
+    """
+
+    told_at: float | None = None
+    interrupted = False
+    _ended = False
 
     def __init__(self, command: list[str]) -> None:
-        self.told_to_end = False
         prctl = ctypes.CDLL(None).prctl
         # SIGINT is not passed on, since a terminal's Ctrl-C reaches the child, too.
         handlers = {signal.SIGTERM: self._pass_on, signal.SIGINT: self._note}
@@ -159,21 +171,29 @@ class _Child:
         self._process = subprocess.Popen(
             command, preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         )
-        if self.told_to_end:
+        if self.told_at is not None:
             self._process.terminate()
+
+    def __enter__(self) -> _Child:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
 
     def wait(self) -> int:
         """Waits for the child; returns its exit code, or 128 + the signal that ended it."""
         code = self._process.wait()
-        for number, handler in self._former.items():
-            signal.signal(number, handler)
+        self._ended = True
         return 128 - code if code < 0 else code
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.told_to_end = True
+        self.told_at, self.interrupted = time.monotonic(), True
+        if self._ended:
+            raise KeyboardInterrupt
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        self.told_to_end = True
+        self.told_at = time.monotonic()
         if hasattr(self, "_process"):
             self._process.send_signal(number)
 
@@ -184,7 +204,7 @@ def _torchrun_store(rank: int, size: int, check: Check) -> dist.Store:
         told = {"option": check.option, "otherwise": check.otherwise}
         raise SystemExit(_NO_STORE.format(rank=rank, size=size, **told))
     host, port, attempt = where
-    store = dist.TCPStore(host, port, is_master=False, timeout=_PATIENCE)
+    store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_PATIENCE))
     return dist.PrefixStore(f"torchcomms_pg/checked_run/{attempt}", store)
 
 
@@ -200,11 +220,18 @@ def _give(store: dist.Store, rank: int, folder: Path) -> None:
     store.set(str(rank), str(len(parts)))
 
 
-def _take(store: dist.Store, size: int, folder: Path) -> list[int]:
+def _take(store: dist.Store, size: int, folder: Path, child: _Child) -> list[int]:
     """Writes the dumps of the other ranks into `folder`; returns the ranks that have sent none."""
     silent = []
+    begun = time.monotonic()
     for rank in range(1, size):
         try:
+            while not store.check([str(rank)]):
+                told = child.told_at
+                limit = begun + _PATIENCE if told is None else told + _HURRY
+                if time.monotonic() > limit:
+                    raise dist.DistStoreError
+                time.sleep(0.05)  # a wait in the store would hold up the handlers of signals
             parts = int(store.get(str(rank)))
             text = b"".join(store.get(f"{rank}/{number}") for number in range(parts))
         except dist.DistStoreError:

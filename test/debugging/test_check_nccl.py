@@ -1,6 +1,5 @@
 """`python -m torchcomms_pg.run --check-nccl PROGRAM` tells at the end what NCCL would not bear."""
 
-import datetime
 import os
 import pathlib
 import re
@@ -146,10 +145,10 @@ def test_ranks_without_a_store_of_torchrun_get_an_error_with_what_to_do(alone):
 def test_ranks_that_give_nothing_are_named(alone, capfd):
     """Here rank 1 has given two parts, and rank 2 has been killed."""
     store = dist.HashStore()
-    store.set_timeout(datetime.timedelta(seconds=0.2))
     alone.setenv("RANK", "0")
     alone.setenv("WORLD_SIZE", "3")
     alone.setattr(checked_run, "_PART", 100)
+    alone.setattr(checked_run, "_PATIENCE", 0.2)
     alone.setattr(checked_run, "_torchrun_store", lambda rank, size, check: store)
     ranks = recorders(3)
     with tempfile.TemporaryDirectory() as folder:
@@ -183,6 +182,22 @@ def test_the_program_ends_with_the_command(tmp_path, number):
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
     assert not out
     assert wait_for(lambda: not os.path.exists(f"/proc/{child}"), 30)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_rank_that_is_told_to_end_reports_what_there_is_unless_by_ctrl_c(alone, capfd, number):
+    """torchrun sends SIGTERM when another rank has failed, here rank 1, which has given nothing."""
+    alone.setattr(checked_run, "_torchrun_store", lambda rank, size, check: dist.HashStore())
+    alone.setattr(checked_run, "_HURRY", 0.2)
+    alone.setenv("RANK", "0")
+    alone.setenv("WORLD_SIZE", "2")
+    code = f"import os; os.kill(os.getppid(), {int(number)}); os.kill(os.getpid(), 9)"
+    assert checked_run.run([sys.executable, "-c", code], checked_run.NCCL) == 128 + signal.SIGKILL
+    out = capfd.readouterr().out
+    if number == signal.SIGINT:
+        assert not out
+    else:
+        assert "The program ended with code 137" in out and "No word of ranks 1." in out, out
 
 
 def test_a_ring_is_as_large_as_the_user_says(alone):

@@ -13,9 +13,10 @@ from harness.limits import grown
 from harness.ranks import connect_store, meet, pool
 from harness.scarcity import failing_allocation, short_of_memory
 
-pytestmark = pytest.mark.beyond_gloo
+pytestmark = [pytest.mark.beyond_gloo, pytest.mark.timeout(240)]
 
 SOON = 12  # seconds; an operation's own deadline is later
+LIMIT = 200.0  # of all scenes of a test, of which each takes 0.3 s, or 3 s if a rank is stopped
 
 
 def call(comm):
@@ -62,7 +63,7 @@ def walk(args, scene, backend, threads, numbers):
 def on_ranks(*args):
     """Returns how many allocations there were before the failures were known, for each number."""
     ranks = pool(2, started_with=short_of_memory)
-    counts, _ = ranks.run(walk, ranks.store_args(), *args)
+    counts, _ = ranks.run(walk, ranks.store_args(), *args, timeout=LIMIT)
     assert all(ran == 1 for *_, ran in counts), counts
     return {number: seen for number, seen, _ in counts}
 
