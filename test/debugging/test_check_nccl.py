@@ -191,8 +191,14 @@ def test_a_rank_that_is_told_to_end_reports_what_there_is_unless_by_ctrl_c(alone
     alone.setattr(checked_run, "_HURRY", 0.2)
     alone.setenv("RANK", "0")
     alone.setenv("WORLD_SIZE", "2")
-    code = f"import os; os.kill(os.getppid(), {int(number)}); os.kill(os.getpid(), 9)"
-    assert checked_run.run([sys.executable, "-c", code], checked_run.NCCL) == 128 + signal.SIGKILL
+    program = f"""if True:
+        import os, signal
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which is passed on
+        os.kill(os.getppid(), {int(number)})
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    command = [sys.executable, "-c", program]
+    assert checked_run.run(command, checked_run.NCCL) == 128 + signal.SIGKILL
     out = capfd.readouterr().out
     if number == signal.SIGINT:
         assert not out
