@@ -20,6 +20,12 @@ bool processAlive(uint32_t pid, uint64_t startTime);
 // Returns the state of process `pid` as in proc(5), such as 'T' if stopped, or '\0' if unknown.
 char processState(uint32_t pid);
 
+// Returns whether process `pid` is stopped, by a signal or a debugger.
+inline bool processStopped(uint32_t pid) {
+  const char state = processState(pid);
+  return state == 'T' || state == 't';
+}
+
 // Returns whether the process at the other end of a Unix socket belongs to this user. `pid`, unless
 // null, receives its pid.
 bool isOfThisUser(int socket, uint32_t* pid = nullptr);

@@ -30,8 +30,7 @@ struct Asked {
 };
 
 bool isStopped(const Entry& entry) {
-  const char state = entry.pidSpace == host::pidSpace() ? host::processState(entry.pid) : '\0';
-  return state == 'T' || state == 't';
+  return entry.pidSpace == host::pidSpace() && host::processStopped(entry.pid);
 }
 
 SilentProcess describeSilent(const Asked& asked, const Folder& folder) {

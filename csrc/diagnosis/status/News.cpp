@@ -73,8 +73,7 @@ class Turns {
     if (fcntl(file_.get(), F_GETLK, &wanted) != 0 || wanted.l_type == F_UNLCK) {
       return true;
     }
-    const char state = host::processState(static_cast<uint32_t>(wanted.l_pid));
-    return state == 'T' || state == 't';
+    return host::processStopped(static_cast<uint32_t>(wanted.l_pid));
   }
 
   void leave(const std::string& store) {
