@@ -12,6 +12,7 @@
 #include "base/StoreValue.hpp"
 #include "base/Thread.hpp"
 #include "host/Interrupt.hpp"
+#include "monitor/Apart.hpp"
 #include "monitor/Monitor.hpp"
 
 namespace torchcomms_pg::gloo {
@@ -125,19 +126,15 @@ void GroupFailure::adopt(const host::NcclError& inside, const std::vector<int>& 
 }
 
 void GroupFailure::write(std::string key, std::string text) {
-  const auto written = std::make_shared<std::promise<void>>();
-  auto ended = written->get_future();
   try {
-    Monitor::get().runDetached([unfinished = ExitGuard(), self = shared_from_this(),
-                                key = std::move(key), text = std::move(text), written] {
-      attempt([&] {  // if the store is gone, no rank can read the key
-        self->inStore([&](auto& group) { group.set(key, text); });
-        self->announce();
-      });
-      written->set_value();
+    // If it raises, the store is gone, so that no rank can read the key.
+    const auto written = apart([unfinished = ExitGuard(), self = shared_from_this(),
+                                key = std::move(key), text = std::move(text)] {
+      self->inStore([&](auto& group) { group.set(key, text); });
+      self->announce();
     });
     tellPatience.spend([&](std::chrono::milliseconds patience) {
-      return ended.wait_for(patience) == std::future_status::ready;
+      return written.wait_for(patience) == std::future_status::ready;
     });
   } catch (const std::exception&) {
     // No thread can be started.
