@@ -161,7 +161,7 @@ class _Child:
 
     told_at: float | None = None
     interrupted = False
-    _ended = False
+    _process: subprocess.Popen[bytes] | None = None
 
     def __init__(self, command: list[str]) -> None:
         prctl = ctypes.CDLL(None).prctl
@@ -183,18 +183,18 @@ class _Child:
 
     def wait(self) -> int:
         """Waits for the child; returns its exit code, or 128 + the signal that ended it."""
+        assert self._process is not None
         code = self._process.wait()
-        self._ended = True
         return 128 - code if code < 0 else code
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.told_at, self.interrupted = time.monotonic(), True
-        if self._ended:
+        if self._process is not None and self._process.returncode is not None:
             raise KeyboardInterrupt
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         self.told_at = time.monotonic()
-        if hasattr(self, "_process"):
+        if self._process is not None:
             self._process.send_signal(number)
 
 
