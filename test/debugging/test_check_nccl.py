@@ -173,7 +173,10 @@ signal.pause()
 def test_the_program_ends_with_the_command(tmp_path, number):
     (tmp_path / "program.py").write_text(WAITS)
     command = [sys.executable, "-m", "torchcomms_pg.run", "--check-nccl", "program.py"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+    env = {**os.environ, "TMPDIR": str(tmp_path)}  # SIGKILL leaves the command's folder
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True
+    ) as process:
         pid = tmp_path / "pid"
         assert wait_for(lambda: pid.is_file() and pid.read_text(), 60)
         child = int(pid.read_text())
