@@ -5,6 +5,7 @@ seconds change little of the median.
 """
 
 import datetime
+import functools
 import os
 import random
 import re
@@ -43,6 +44,14 @@ def late(group=None):
     return [each.rank for each in told if each.late] if told else None
 
 
+def names_at_most(group, ranks):
+    """Returns what is known of a group once it names these ranks; before, it may name nobody."""
+    told = torchcomms_pg.lateness(group)
+    names = [each.rank for each in told if each.late]
+    assert names in ([], ranks), told
+    return told if names == ranks else None
+
+
 class Slow(torch.nn.Linear):
     """A layer that takes a given time."""
 
@@ -53,36 +62,31 @@ class Slow(torch.nn.Linear):
         return super().forward(tensor)
 
 
-def until_all_agree(make, *, undisturbed=0.3):
-    """Makes a group and takes STEPS steps, until what is to be known is known on all ranks.
+def until_known(make, *, undisturbed=0.3):
+    """Makes a group and takes STEPS steps, until each rank has known what is to be known.
 
     It is known after the first STEPS, if no step has taken longer than `undisturbed` seconds; most
     tests' steps take some 0.15 s. Ranks may be held up in so many of few steps that nothing can be
-    said of them. So further attempts, each in a group of its own, take four times as many, of which
-    a stop of three seconds spoils few.
+    said of them. So further attempts, each in a group of its own, take four times as many.
 
-    `make` returns a group, a step, and whether all is known on this rank. Returns the last group.
+    `make` returns two functions: one takes a step, and the other looks what is known, and returns
+    it if it is enough. Returns what a look has returned at last in the last attempt.
     """
     for number in range(ATTEMPTS):
-        group, step, known = make()
-        longest = timed(step, 4 * STEPS if number else STEPS)
-        here = wait_for(known, PUBLISHED)
-        agreed = torch.tensor([float(here)])
+        operate, look = make()
+        told, longest = None, 0.0
+        for _ in range(4 * STEPS if number else STEPS):
+            begun = time.monotonic()
+            operate()
+            told = look() or told
+            longest = max(longest, time.monotonic() - begun)
+        told = told or wait_for(look, PUBLISHED)
+        agreed = torch.tensor([float(bool(told))])
         dist.all_reduce(agreed, op=dist.ReduceOp.MIN)
         if agreed.item():
-            return group
-        assert number > 0 or longest > undisturbed or here, f"not known after {STEPS - 1} steps"
+            return told
+        assert number > 0 or longest > undisturbed or told, f"not known after {STEPS - 1} steps"
     raise AssertionError(f"in none of {ATTEMPTS} attempts was it known on all ranks")
-
-
-def timed(step, steps):
-    """Takes some steps; seconds of the longest."""
-    longest = 0.0
-    for _ in range(steps):
-        begun = time.monotonic()
-        step()
-        longest = max(longest, time.monotonic() - begun)
-    return longest
 
 
 def computes_longer(backend, args, world, ddp):
@@ -94,17 +98,16 @@ def computes_longer(backend, args, world, ddp):
         model.seconds = 0.12 if rank == 1 else 0.04
         wrapped = DistributedDataParallel(model, process_group=group) if ddp else None
 
-        def step():
+        def operate():
             if ddp:
                 wrapped(torch.ones(2, 4)).sum().backward()
             else:
                 time.sleep(model.seconds)
                 dist.all_reduce(torch.ones(4), group=group)
-            assert late(group) in (None, [], [1]), torchcomms_pg.lateness(group)
 
-        return group, step, lambda: late(group) == [1]
+        return operate, functools.partial(names_at_most, group, [1])
 
-    told = torchcomms_pg.lateness(until_all_agree(make))
+    told = until_known(make)
     meet(store, "told", world)
     return told
 
@@ -130,14 +133,17 @@ def takes_equally_long(backend, args, world):
     def make():
         group = dist.new_group()
 
-        def step():
+        def operate():
             time.sleep(chance.uniform(0.01, 0.04))
             dist.all_reduce(torch.ones(4), group=group)
+
+        def look():
             seen.append(late(group))
+            return seen[-1] is not None
 
-        return group, step, lambda: late(group) is not None
+        return operate, look
 
-    seen.append(late(until_all_agree(make, undisturbed=0.08)))
+    assert until_known(make, undisturbed=0.08)
     meet(store, "told", world)
     return seen
 
@@ -146,7 +152,7 @@ def takes_equally_long(backend, args, world):
 def test_ranks_that_take_equally_long_are_not_called_late(backend):
     with Ranks(3, init=False) as ranks:
         for seen in ranks.run(takes_equally_long, backend, ranks.store_args(), 3, timeout=LIMIT):
-            assert seen[-1] == []
+            assert [] in seen
             assert all(not each for each in seen), seen
 
 
@@ -156,19 +162,20 @@ def waits_in_another_group(backend, args, world):
     def make():
         everybody, pair = dist.new_group(), dist.new_group([0, 1])
 
-        def step():
+        def operate():
             time.sleep(0.12 if rank == 0 else 0.04)
             if rank < 2:
                 dist.all_reduce(torch.ones(4), group=pair)
             dist.all_reduce(torch.ones(4), group=everybody)
-            assert late(everybody) in (None, [], [0]), torchcomms_pg.lateness(everybody)
 
-        def known():
-            return late(everybody) is not None and (rank == 2 or late(pair) == [0])
+        def look():
+            told = torchcomms_pg.lateness(everybody)
+            assert [each.rank for each in told if each.late] in ([], [0]), told
+            return told if rank == 2 or late(pair) == [0] else None
 
-        return everybody, step, known
+        return operate, look
 
-    told = torchcomms_pg.lateness(until_all_agree(make))
+    told = until_known(make)
     meet(store, "told", world)
     return told
 

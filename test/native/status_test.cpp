@@ -395,10 +395,16 @@ TEST(aRingReachesTheDiagnosesOfItsGroupOnAllHostsAndNoOther) {
   there.listen(2, another);
   // Ranks may have rung before this.
   CHECK(hears(*own) && hears(*other) && hears(*another));
-  here.ring(1);
-  CHECK(hears(*own));
-  CHECK(hears(*other));
-  CHECK(!another->due(HangDiagnosis::Clock::now()));
+  // A ring is counted before its group is written. A host that looks between the two notifies all
+  // groups, which cannot be so each time.
+  bool onlyItsGroup = false;
+  for (int rings = 0; rings < 20 && !onlyItsGroup; ++rings) {
+    here.ring(1);
+    CHECK(hears(*own));
+    CHECK(hears(*other));
+    onlyItsGroup = !another->due(HangDiagnosis::Clock::now()) || !hears(*another);
+  }
+  CHECK(onlyItsGroup);
   News::ring(*store, 2);
   CHECK(hears(*another));
 }
