@@ -19,8 +19,9 @@ from torchcomms_pg._elf import without_cxx
 FOLDER = Path(__file__).resolve().parent
 
 
-# Modules that `python -m` runs with the standard library alone.
-APART = {"torchcomms_pg.env", "torchcomms_pg.status", "torchcomms_pg.trace"}
+# Modules that `python -m` runs with the standard library alone. A program that `run` starts imports
+# torch itself, which takes two seconds.
+APART = {f"torchcomms_pg.{name}" for name in ("check_async", "env", "run", "status", "trace")}
 
 
 def runs_apart() -> bool:
@@ -54,12 +55,11 @@ def builds(folder: Path = FOLDER) -> dict[str, str]:
     return {f"{match[1]}.{match[2]}": match[0] for match in found if match}
 
 
-def load_extension(torch_version: str) -> None:
-    """Imports the extension for a torch version as ``torchcomms_pg._C``.
+def extension(torch_version: str) -> str:
+    """Returns the name of the extension for a torch version.
 
     Raises:
-        ImportError: the folder has no such extension, or it must not be loaded with torch; the
-            message has the command that builds it.
+        ImportError: the folder has no such extension; the message has the command that builds it.
     """
     found = builds()
     name = found.get(minor_of(torch_version))
@@ -74,6 +74,17 @@ def load_extension(torch_version: str) -> None:
             f"{what}, and torch {torch_version} is installed. Build it for that one from its "
             f"source: {build_command()}"
         )
+    return name
+
+
+def load_extension(torch_version: str) -> None:
+    """Imports the extension for a torch version as ``torchcomms_pg._C``.
+
+    Raises:
+        ImportError: the folder has no such extension, or it must not be loaded with torch; the
+            message has the command that builds it.
+    """
+    name = extension(torch_version)
     refuse_copies(FOLDER / (name + importlib.machinery.EXTENSION_SUFFIXES[0]))
     module = importlib.import_module(f"torchcomms_pg.{name}")
     sys.modules["torchcomms_pg._C"] = module

@@ -21,11 +21,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-
-import torch.distributed as dist
+from typing import TYPE_CHECKING
 
 from torchcomms_pg import check_async, env
 from torchcomms_pg.trace import DumpError, load, nccl_hazards
+
+if TYPE_CHECKING:  # only under torchrun is torch imported
+    import torch.distributed as dist
 
 _PREFIX = "rank_"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -203,6 +205,8 @@ def _torchrun_store(rank: int, size: int, check: Check) -> dist.Store:
     if where is None:
         told = {"option": check.option, "otherwise": check.otherwise}
         raise SystemExit(_NO_STORE.format(rank=rank, size=size, **told))
+    import torch.distributed as dist
+
     host, port, attempt = where
     store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_PATIENCE))
     return dist.PrefixStore(f"torchcomms_pg/checked_run/{attempt}", store)
@@ -222,6 +226,8 @@ def _give(store: dist.Store, rank: int, folder: Path) -> None:
 
 def _take(store: dist.Store, size: int, folder: Path, child: _Child) -> list[int]:
     """Writes the dumps of the other ranks into `folder`; returns the ranks that have sent none."""
+    import torch.distributed as dist
+
     silent = []
     begun = time.monotonic()
     for rank in range(1, size):

@@ -15,8 +15,9 @@ import importlib.metadata
 import itertools
 import os
 import sys
+from contextlib import suppress
 
-from torchcomms_pg import env
+from torchcomms_pg import _compat, checked_run, env
 
 USAGE = (
     "python -m torchcomms_pg.run [--check-nccl | --check-async | --watch] PROGRAM [ARGS], "
@@ -41,12 +42,15 @@ def main() -> None:
             "torchcomms_pg.run: torchcomms_pg is imported from a folder, and in the program torch "
             "finds only what is installed; see docs/install.md"
         )
+    with suppress(importlib.metadata.PackageNotFoundError):  # which the program says
+        try:
+            _compat.extension(importlib.metadata.version("torch"))
+        except ImportError as error:
+            raise SystemExit(f"torchcomms_pg.run: {error}") from None
     (env.set_watch if options.watch else env.set_as_gloo)()
     flags = sys.orig_argv[1 : -len(arguments) - 2]  # the interpreter's flags, before "-m MODULE"
     command = [sys.executable, *flags, *program]
     if options.check_nccl or options.check_async:
-        from torchcomms_pg import checked_run  # imports torch.distributed
-
         check = checked_run.NCCL if options.check_nccl else checked_run.ASYNC
         raise SystemExit(checked_run.run(command, check))
     os.execv(sys.executable, command)

@@ -206,13 +206,15 @@ def test_what_is_run_as_a_module_warns_of_nothing(module):
 
 
 @pytest.mark.slow
-def test_dumps_are_read_and_variables_listed_where_there_is_no_torch(tmp_path):
+def test_dumps_are_read_variables_listed_and_programs_started_where_there_is_no_torch(tmp_path):
     # -S: the standard library alone, without what is installed.
     for arguments, code, said in (
         (["torchcomms_pg.trace", "--help"], 0, "usage: python -m torchcomms_pg.trace"),
         (["torchcomms_pg.trace", tmp_path], 2, str(tmp_path)),
         (["torchcomms_pg.status", "--help"], 0, "usage: python -m torchcomms_pg.status"),
         (["torchcomms_pg.status", "4194304"], 2, "there is no process 4194304"),
+        (["torchcomms_pg.check_async", tmp_path], 2, "No asynchronous operation on CPU tensors"),
+        (["torchcomms_pg.run", "--help"], 0, "usage: python -m torchcomms_pg.run"),
         (["torchcomms_pg.env", "--help"], 0, "usage: python -m torchcomms_pg.env"),
         (["torchcomms_pg.env"], 0, "TORCHCOMM_TIMEOUT_SECONDS (default: 600)"),
     ):
@@ -238,6 +240,19 @@ def test_without_a_build_a_verdict_says_what_to_build_and_the_check_for_nccl_run
         command = [sys.executable, "-S", "-m", "torchcomms_pg.trace", *more, dumps]
         run = run_program(command, cwd=tmp_path, env=BARE, stderr=subprocess.PIPE)
         assert run.returncode == code and said in run.stderr, run.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", [(), ("--check-nccl",)], ids=["plain", "checked"])
+def test_without_a_build_a_program_is_not_started_and_what_to_build_is_said(tmp_path, check):
+    package = tmp_path / "torchcomms_pg"
+    shutil.copytree(ROOT / "torchcomms_pg", package, ignore=shutil.ignore_patterns("*.so"))
+    (tmp_path / "train.py").write_text("print('started')")
+    command = [sys.executable, "-m", "torchcomms_pg.run", *check, "train.py"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    run = run_program(command, cwd=tmp_path, env=BARE, **pipes)
+    assert run.returncode == 1 and "started" not in run.stdout, run.stdout + run.stderr
+    assert run.stderr.startswith("torchcomms_pg.run: torchcomms_pg has not been built")
 
 
 JUDGE = """

@@ -13,10 +13,13 @@ import json
 import os
 from multiprocessing.util import Finalize
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torchcomms_pg import env
-from torchcomms_pg.check_async.checker import Checker
 from torchcomms_pg.check_async.findings import Finding, Findings, merged
+
+if TYPE_CHECKING:  # imports torch, which a report of findings can do without
+    from torchcomms_pg.check_async.checker import Checker
 
 __all__ = ["Finding", "Findings", "finish", "merged", "start", "start_as_told"]
 
@@ -31,6 +34,8 @@ def start() -> None:
     Raises:
         RuntimeError: the check runs already.
     """
+    from torchcomms_pg.check_async.checker import Checker
+
     _start(Checker())
 
 
@@ -56,6 +61,8 @@ def start_as_told() -> None:
     """
     prefix = env.check_async()
     if prefix is not None and _running is None:
+        from torchcomms_pg.check_async.checker import Checker
+
         written = _Written(prefix)
         written.checker = Checker(lambda finding: written.write())
         _start(written.checker)
