@@ -107,15 +107,16 @@ def run(command: list[str], check: Check) -> int:
     The code is the program's code, unless that is 0. Rank 0 then returns 1 if the check has found
     something, and 2 if nothing was recorded.
     """
-    place = env.launcher_ranks()
-    store = None
-    if place is not None and place[1] > 1:
-        store = _torchrun_store(*place, check)
-    rank, size = place or (0, 1)
+    rank, size = env.launcher_ranks() or (0, 1)
+    where = env.torchrun_store() if size > 1 else None
+    if size > 1 and where is None:
+        told = {"option": check.option, "otherwise": check.otherwise}
+        raise SystemExit(_NO_STORE.format(rank=rank, size=size, **told))
     with tempfile.TemporaryDirectory(prefix="torchcomms_pg-") as name:
         folder = Path(name)
         check.prepare(str(folder / _PREFIX))
         with _Child(command) as child:
+            store = where and _connect(*where)  # while the program starts
             code = child.wait()
             # With several ranks SIGTERM may mean that another one has failed: the report is due.
             if code != 0 and (child.interrupted or (child.told_at is not None and store is None)):
@@ -200,14 +201,9 @@ class _Child:
             self._process.send_signal(number)
 
 
-def _torchrun_store(rank: int, size: int, check: Check) -> dist.Store:
-    where = env.torchrun_store()
-    if where is None:
-        told = {"option": check.option, "otherwise": check.otherwise}
-        raise SystemExit(_NO_STORE.format(rank=rank, size=size, **told))
+def _connect(host: str, port: int, attempt: int) -> dist.Store:
     import torch.distributed as dist
 
-    host, port, attempt = where
     store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_PATIENCE))
     return dist.PrefixStore(f"torchcomms_pg/checked_run/{attempt}", store)
 

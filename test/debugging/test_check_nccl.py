@@ -127,6 +127,16 @@ def alone(monkeypatch):
     return monkeypatch
 
 
+def be_rank_0_of(size, alone):
+    """Makes this process rank 0 of a job under torchrun; returns the store of torchrun."""
+    store = dist.HashStore()
+    alone.setenv("RANK", "0")
+    alone.setenv("WORLD_SIZE", str(size))
+    alone.setattr(env, "torchrun_store", lambda: ("host", 1, 0))
+    alone.setattr(checked_run, "_connect", lambda host, port, attempt: store)
+    return store
+
+
 @pytest.mark.parametrize("code", [0, 7])
 def test_a_program_that_records_nothing_is_no_success(alone, capfd, code):
     command = [sys.executable, "-c", f"import sys; sys.exit({code})"]
@@ -144,12 +154,9 @@ def test_ranks_without_a_store_of_torchrun_get_an_error_with_what_to_do(alone):
 
 def test_ranks_that_give_nothing_are_named(alone, capfd):
     """Here rank 1 has given two parts, and rank 2 has been killed."""
-    store = dist.HashStore()
-    alone.setenv("RANK", "0")
-    alone.setenv("WORLD_SIZE", "3")
+    store = be_rank_0_of(3, alone)
     alone.setattr(checked_run, "_PART", 100)
     alone.setattr(checked_run, "_PATIENCE", 0.2)
-    alone.setattr(checked_run, "_torchrun_store", lambda rank, size, check: store)
     ranks = recorders(3)
     with tempfile.TemporaryDirectory() as folder:
         ranks[1].call("all_reduce").write(pathlib.Path(folder))
@@ -190,10 +197,8 @@ def test_the_program_ends_with_the_command(tmp_path, number):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_rank_that_is_told_to_end_reports_what_there_is_unless_by_ctrl_c(alone, capfd, number):
     """torchrun sends SIGTERM when another rank has failed, here rank 1, which has given nothing."""
-    alone.setattr(checked_run, "_torchrun_store", lambda rank, size, check: dist.HashStore())
+    be_rank_0_of(2, alone)
     alone.setattr(checked_run, "_HURRY", 0.2)
-    alone.setenv("RANK", "0")
-    alone.setenv("WORLD_SIZE", "2")
     program = f"""if True:
         import os, signal
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which is passed on
