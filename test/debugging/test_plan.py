@@ -65,6 +65,7 @@ def run_plan(*arguments):
     return run_python("-m", "torchcomms_pg.plan", *arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["early", "late"])
 def test_an_interleaved_schedule_hangs_that_receives_as_late_as_it_may(order):
     program = Path(__file__).with_name("planned_pipeline.py")

@@ -77,6 +77,7 @@ def run(backend):
             program.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.__version__ < "2.14", reason="c10d has hooks from 2.14 on")
 @pytest.mark.parametrize("backend", ["gloo", "torchcomms"])
 def test_no_thread_of_ours_has_the_store_print_that_its_server_has_ended(backend):

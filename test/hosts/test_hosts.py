@@ -459,7 +459,10 @@ def coalesce(rank, world):
 
 @pytest.mark.product
 @pytest.mark.parametrize("body", (reduce_everything, move_everything))
-@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize(
+    "places",
+    [each if each in FEW_PLACES else pytest.param(each, marks=pytest.mark.slow) for each in PLACES],
+)
 def test_collectives_between_hosts_give_what_they_give_on_one(places, body):
     on_hosts(in_group, places, body, timeout=55)
 

@@ -33,6 +33,7 @@ def objects():
     return folder, library
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_without_the_diagnosis_a_timeout_ends_an_operation_without_a_verdict(tmp_path):
     folder, library = objects()

@@ -580,6 +580,7 @@ def test_group():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torchcomms", "gloo"])
 def test_a_group_is_made_though_a_rank_comes_later_than_its_timeout(tmp_path, backend):
     (tmp_path / "conftest.py").write_text(LATE_RANK)
