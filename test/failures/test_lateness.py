@@ -62,30 +62,27 @@ class Slow(torch.nn.Linear):
         return super().forward(tensor)
 
 
-def until_known(make, *, undisturbed=0.3):
+def until_known(make):
     """Makes a group and takes STEPS steps, until each rank has known what is to be known.
 
-    It is known after the first STEPS, if no step has taken longer than `undisturbed` seconds; most
-    tests' steps take some 0.15 s. Ranks may be held up in so many of few steps that nothing can be
-    said of them. So further attempts, each in a group of its own, take four times as many.
+    It is known after STEPS unless ranks are held up in many of these few steps, as on loaded cores.
+    So there are further attempts, each in a group of its own, the later ones four times as long.
+    native/lateness_test.cpp has the promise of 20 steps, with simulated times.
 
     `make` returns two functions: one takes a step, and the other looks what is known, and returns
     it if it is enough. Returns what a look has returned at last in the last attempt.
     """
     for number in range(ATTEMPTS):
         operate, look = make()
-        told, longest = None, 0.0
-        for _ in range(4 * STEPS if number else STEPS):
-            begun = time.monotonic()
+        told = None
+        for _ in range(STEPS if number < 2 else 4 * STEPS):
             operate()
             told = look() or told
-            longest = max(longest, time.monotonic() - begun)
         told = told or wait_for(look, PUBLISHED)
         agreed = torch.tensor([float(bool(told))])
         dist.all_reduce(agreed, op=dist.ReduceOp.MIN)
         if agreed.item():
             return told
-        assert number > 0 or longest > undisturbed or told, f"not known after {STEPS - 1} steps"
     raise AssertionError(f"in none of {ATTEMPTS} attempts was it known on all ranks")
 
 
@@ -114,7 +111,7 @@ def computes_longer(backend, args, world, ddp):
 
 @pytest.mark.parametrize("ddp", [False, True], ids=["calls", "ddp"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_late_rank_is_named_within_20_steps(backend, ddp):
+def test_a_late_rank_is_named(backend, ddp):
     with Ranks(3, init=False) as ranks:
         for told in ranks.run(computes_longer, backend, ranks.store_args(), 3, ddp, timeout=LIMIT):
             assert [each.rank for each in told] == [0, 1, 2]
@@ -143,7 +140,7 @@ def takes_equally_long(backend, args, world):
 
         return operate, look
 
-    assert until_known(make, undisturbed=0.08)
+    assert until_known(make)
     meet(store, "told", world)
     return seen
 
