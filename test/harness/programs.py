@@ -8,6 +8,7 @@ import sys
 import textwrap
 
 from harness import ROOT, limits
+from torchcomms_pg.testing.processes import stop
 
 # Seconds that a test's program may take: less than the test, whose own limit would not show what
 # the program has printed.
@@ -66,7 +67,7 @@ def end_tree(pid):
     while fresh := [each for each in tree if each not in stopped]:
         for each in fresh:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(each, signal.SIGSTOP)
+                stop(each, 10.0)
         stopped.update(fresh)
         by_parent = children()
         tree = [pid]

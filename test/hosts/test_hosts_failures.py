@@ -258,7 +258,7 @@ def test_a_reason_is_heard_without_the_store_while_another_host_is_silent():
         for rank in range(3):
             assert ranks.wait_report(rank) == "ready"
         server.kill(0)
-        os.kill(ranks.pids[1], signal.SIGSTOP)
+        ranks.kill(1, signal.SIGSTOP)
         for rank in (0, 2):
             ranks.tell(rank, "go on")
         outcomes = ranks.wait(ranks=[0, 2])
@@ -331,7 +331,7 @@ def test_an_idle_host_hears_of_a_failure_also_if_one_of_its_ranks_is_stopped(
         for rank in range(3):
             assert ranks.wait_report(rank) == "idle"
         if stopped:
-            os.kill(ranks.pids[stopped], signal.SIGSTOP)
+            ranks.kill(stopped, signal.SIGSTOP)
         for rank in reversed(others):
             ranks.tell(rank, "go on")
         outcomes = ranks.wait(ranks=others)

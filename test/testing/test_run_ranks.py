@@ -1,16 +1,20 @@
 """Functions on ranks without pytest's help: run_ranks, and the notebook's %%ranks."""
 
 import os
+import pathlib
 import re
+import signal
 import sys
+import threading
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from harness.ranks import time_limit
+from harness.ranks import Ranks, time_limit
 from torchcomms_pg.testing import RanksError, calls, notebook, run_ranks
+from torchcomms_pg.testing.rank import report
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -117,3 +121,29 @@ def test_a_cell_runs_on_ranks_that_keep_its_names(capsys):
     assert "printed before:\nbefore" in said
     notebook.ranks("two", "mine")
     assert "wanted %%ranks N" in capsys.readouterr().out
+
+
+def computes_in_threads(count):
+    def compute():
+        tensor = torch.ones(1000)
+        while True:
+            tensor.sin()
+
+    for _ in range(count):
+        threading.Thread(target=compute, daemon=True).start()
+    report("computing")
+    time.sleep(300)
+
+
+@pytest.mark.stops_ranks
+def test_no_thread_of_a_rank_goes_on_once_it_has_been_stopped():
+    with Ranks(1, init=False) as ranks:
+        ranks.start(computes_in_threads, 16)
+        ranks.wait_report(0)
+        threads = pathlib.Path(f"/proc/{ranks.pids[0]}/task")
+        for _ in range(20):
+            ranks.kill(0, signal.SIGSTOP)
+            states = [each.read_text().rpartition(") ")[2][0] for each in threads.glob("*/stat")]
+            assert len(states) > 16 and set(states) == {"T"}, states
+            ranks.kill(0, signal.SIGCONT)
+            time.sleep(0.01)  # what follows holds whatever has run meanwhile

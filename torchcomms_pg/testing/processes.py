@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_connections
+from pathlib import Path
 from typing import Any
 
 from torchcomms_pg._compat import FOLDER
@@ -262,11 +263,14 @@ class Processes:
         return found
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
-        """Sends a signal to a rank that has not been reaped."""
+        """Sends a signal to a rank that has not been reaped. See `stop` for SIGSTOP."""
         if rank in self._exit_codes:
             return
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pids[rank], number)
+            if number == signal.SIGSTOP:
+                stop(self.pids[rank], self.grown(10.0))
+            else:
+                os.kill(self.pids[rank], number)
 
     def exit_code(self, rank: int, timeout: float = 10.0) -> int | None:
         """Waits for the rank's process to end. Returns its exit code, None if it still lives."""
@@ -352,3 +356,25 @@ def without_bench(stacks: str) -> str:
         for line in lines
         if not ((frame := _FRAME.match(line)) and any(below in frame[1] for below in _FRAMES_BELOW))
     )
+
+
+def stop(pid: int, patience: float) -> None:
+    """Stops a process, and returns once no thread of it runs, or after so many seconds.
+
+    SIGSTOP alone lets threads run on until they next get a core and see it.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + patience
+    while not _is_stopped(pid) and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except OSError:  # a thread has just ended
+        return False
+    return all(stat.rpartition(") ")[2].startswith(("T", "t", "Z", "X")) for stat in stats)
