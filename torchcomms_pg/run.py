@@ -15,7 +15,6 @@ import importlib.metadata
 import itertools
 import os
 import sys
-from contextlib import suppress
 
 from torchcomms_pg import _compat, checked_run, env
 
@@ -42,11 +41,12 @@ def main() -> None:
             "torchcomms_pg.run: torchcomms_pg is imported from a folder, and in the program torch "
             "finds only what is installed; see docs/install.md"
         )
-    with suppress(importlib.metadata.PackageNotFoundError):  # which the program says
-        try:
-            _compat.extension(importlib.metadata.version("torch"))
-        except ImportError as error:
-            raise SystemExit(f"torchcomms_pg.run: {error}") from None
+    try:
+        _compat.extension(importlib.metadata.version("torch"))
+    except importlib.metadata.PackageNotFoundError:
+        pass  # without torch the program says so; a torch on PYTHONPATH may have no metadata
+    except ImportError as error:
+        raise SystemExit(f"torchcomms_pg.run: {error}") from None
     (env.set_watch if options.watch else env.set_as_gloo)()
     flags = sys.orig_argv[1 : -len(arguments) - 2]  # the interpreter's flags, before "-m MODULE"
     command = [sys.executable, *flags, *program]

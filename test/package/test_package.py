@@ -243,6 +243,19 @@ def test_without_a_build_a_verdict_says_what_to_build_and_the_check_for_nccl_run
 
 
 @pytest.mark.slow
+def test_a_program_is_started_whose_torch_has_no_metadata(tmp_path):
+    entry = tmp_path / "torchcomms_pg-1.dist-info"
+    entry.mkdir()
+    (entry / "METADATA").write_text("Name: torchcomms_pg\nVersion: 1\n")
+    (entry / "entry_points.txt").write_text("[torch.backends]\ntorchcomms_pg = a:b\n")
+    (tmp_path / "train.py").write_text("print('started')")
+    path = f"{tmp_path}:{ROOT}"
+    arguments = ("-S", "-m", "torchcomms_pg.run", tmp_path / "train.py")
+    run = run_python(*arguments, env={**BARE, "PYTHONPATH": path})
+    assert run.returncode == 0 and run.stdout == "started\n", run.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("check", [(), ("--check-nccl",)], ids=["plain", "checked"])
 def test_without_a_build_a_program_is_not_started_and_what_to_build_is_said(tmp_path, check):
     package = tmp_path / "torchcomms_pg"
