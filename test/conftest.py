@@ -23,6 +23,7 @@ def pytest_addoption(parser):
 
 
 collect_ignore_glob = []
+STARTED_WITH = pytest.StashKey()  # functions as of Ranks, of a file's tests
 
 
 def is_rank(config):
@@ -43,6 +44,10 @@ def pytest_configure(config):
     config.add_cleanup(left.cleanup)
     os.environ["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(left.name, "trace_")
     os.environ["TORCHCOMMS_PG_STATUS"] = os.path.join(left.name, "status")
+    # torch's default is one folder for all who compile as this user. clang refuses a header that
+    # was compiled there for an environment that has since been made anew.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(left.name, "inductor")
+    os.environ["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"
     os.environ["TEST_DEVICE"] = config.getoption("--device")
     if config.getoption("--device") == "cuda":
         from harness import gpus
@@ -68,13 +73,25 @@ def pytest_collection_finish(session):
     """Starts what forks the ranks before the first test's time limit counts: it imports torch."""
     config = session.config
     if session.items and not config.option.collectonly and not is_rank(config):
-        wanted = {getattr(item.function, "started_with", None) for item in session.items}
+        for item in session.items:
+            of_file = config.stash.setdefault(STARTED_WITH, {}).setdefault(item.path, set())
+            of_file.add(getattr(item.function, "started_with", None))
         bench = config.stash.get(BENCH, None)
-        ranks.start(config.getini("ranks_imports"), wanted, bench and bench.zygote)
+        ranks.start(config.getini("ranks_imports"), bench and bench.zygote)
         config.option.ranks_patience = max(config.option.ranks_patience, limits.pace())
         for item in session.items:
             limit = limits.grown(limit_of(config, item))
             item.add_marker(pytest.mark.timeout(limit), append=False)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around what counts the limit
+def pytest_runtest_protocol(item):
+    """Starts what forks ranks that need variables, before the first test of a file with such ranks.
+
+    Of several processes that share the tests few run such a file.
+    """
+    ranks.prepare(item.config.stash.get(STARTED_WITH, {}).get(item.path, ()))
+    return (yield)
 
 
 def limit_of(config, item):

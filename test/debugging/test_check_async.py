@@ -345,6 +345,7 @@ def run(tmp_path, *command, ranks=2):
     return done.returncode, done.stdout
 
 
+@pytest.mark.slow
 def test_ranks_of_torchrun_get_one_report_and_its_code(tmp_path):
     code, text = run(tmp_path, "train.py", "early")
     assert code == 1, text

@@ -134,6 +134,7 @@ with torch.device("meta"):
 """
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_parameters_gradients_and_states_at_the_steps(tmp_path):
     program, answer = tmp_path / "train.py", tmp_path / "plan.json"
     program.write_text(MEMORY)

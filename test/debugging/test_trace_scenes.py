@@ -203,6 +203,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", BROKEN, ids=lambda rule: rule.__name__)
 def test_a_rule_that_is_broken_is_found(monkeypatch, rule):
     rule(monkeypatch)

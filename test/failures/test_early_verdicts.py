@@ -259,6 +259,7 @@ def test_a_standing_verdict_is_in_the_launchers_file_until_the_operation_complet
         assert wait_for(lambda: not any(file.exists() for file in files), SOON), files
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.__version__ < "2.14", reason="c10d has hooks from 2.14 on")
 def test_torchruns_summary_names_the_rank_that_holds_up_a_watched_group(tmp_path):
     program = tmp_path / "program.py"

@@ -85,6 +85,7 @@ def test_the_ranks_parted_at_the_marked_line_or_nothing_is_said(path):
     assert sorted(place.line for place in found[0].places) == right, found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
 def test_wherever_a_rank_is_late_no_wrong_line_is_named(path):
     allowed = [[], marked(path)] + [[line] for line in marked(path, SO_FAR)]

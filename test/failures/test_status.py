@@ -901,6 +901,7 @@ dist.all_reduce(torch.ones(5))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_program_under_torchrun_is_asked_by_the_command_line(folder, tmp_path):
     program = tmp_path / "program.py"

@@ -855,6 +855,7 @@ def test_models_train_to_the_bit_of_unwatched_ones(world, port, prefix):
     parity.assert_equal(results[1], results[0])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_random_operations_and_groups_give_no_verdict_and_leave_nothing():
     """WATCH_SOAK_SECONDS of it, 6 unless given."""

@@ -1,11 +1,15 @@
 """torch.compile: TorchComm operations and functional collectives give what eager mode gives."""
 
 import datetime
+import os
+import pathlib
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
+from torch._inductor import config
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from api.test_torchcomm import TAG
 from harness.comms import make as make_comm
@@ -123,6 +127,18 @@ def test_inductor_keeps_order_and_overlaps_nothing_it_must_not(world):
     for _ in range(2):
         torch.testing.assert_close(call(inputs[rank]), want)
     comm.finalize()
+
+
+@compiled_on_ranks
+def test_what_inductor_compiles_does_not_outlive_the_tests(world):
+    x = torch.arange(3.0)
+    assert_same(compiled(lambda t: t * 2 + 1, "inductor")(x), x * 2 + 1)
+    tests = pathlib.Path(os.environ["TORCHCOMMS_PG_STATUS"]).parent
+    assert pathlib.Path(cache_dir()).is_relative_to(tests)
+    assert list(pathlib.Path(cache_dir()).rglob("*.so"))
+    if torch.__version__ >= "2.12":  # the first with a variable for it
+        # The folder of precompiled headers is torch's default in any case.
+        assert not config.cpp_cache_precompile_headers
 
 
 @compiled_on_ranks

@@ -5,7 +5,7 @@ everything, by one factor. The processes that fork the ranks measure the factor 
 by the time that the import of torch has taken them.
 """
 
-IMPORT = 8.0  # seconds that the import takes on a slow core with no other work
+IMPORT = 5.0  # seconds that the import takes on a slow core with no other work
 MOST = 10.0  # the greatest factor: beyond it a test says little
 
 _pace = 1.0

@@ -52,21 +52,25 @@ def _zygote_process(started_with=None):
     return _zygotes[variables]
 
 
-def start(imports, started_with=(None,), plugins=None):
-    """Starts a zygote for each of `started_with`; returns once all of them can fork ranks.
+def start(imports, plugins=None):
+    """Starts the zygote of ranks that need no variables; returns once it can fork ranks.
 
     Args:
-        imports: what the zygotes import.
-        started_with: functions as of `Ranks`.
-        plugins: the zygote of the tests with the mark ``ranks``, which serves those of None, too.
+        imports: what each zygote imports.
+        plugins: the zygote of the tests with the mark ``ranks``, which serves the others, too.
     """
     global _imports
     _imports = imports
     if plugins is not None:
         _zygotes[()] = plugins
         _plugins.append(plugins)
+    limits.set_pace(_zygote_process().wait_until_ready() / limits.IMPORT)
+
+
+def prepare(started_with):
+    """Starts a zygote for each of these functions, as of `Ranks`; returns once all can fork."""
     for zygote in list(map(_zygote_process, started_with)):
-        limits.set_pace(zygote.wait_until_ready() / limits.IMPORT)
+        zygote.wait_until_ready()
 
 
 @functools.cache

@@ -68,6 +68,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_an_unchanged_program_and_its_children_run_over_torchcomms(tmp_path):
     program = tmp_path / "program.py"

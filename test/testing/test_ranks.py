@@ -253,6 +253,7 @@ def test_the_terminal_gets_no_warning_of_the_store(cases):
     assert "socket.cpp" not in cases.run.stderr, cases.run.stderr
 
 
+@pytest.mark.slow
 def test_an_interrupt_on_one_rank_ends_the_session_at_once(tmp_path):
     run = run_pytest(tmp_path, "interrupted.py", "-rA")
     said = run.stdout + run.stderr
@@ -372,6 +373,7 @@ def test_errors_of_use_say_what_to_do(cases):
     assert "@pytest.mark.ranks('2'): wanted ranks(n, backend='torchcomms', timeout=5" in text
 
 
+@pytest.mark.slow
 def test_a_file_that_starts_threads_when_it_is_imported_is_refused(tmp_path):
     run = run_pytest(tmp_path, "started.py")
     assert run.returncode == 1, run.stdout
@@ -394,6 +396,7 @@ def test_the_next_test_begins_a_second_after_a_failure(cases):
         assert cases.seconds(name) <= limits.grown(most), name
 
 
+@pytest.mark.slow
 def test_output_and_the_debugger_are_of_a_rank_and_lines_of_all_ranks_count(tmp_path):
     pytest.importorskip("pytest_cov")
     run = run_pytest(
