@@ -77,6 +77,7 @@ PYBIND11_MODULE(TORCHCOMMS_PG_MODULE, module) {
   bindRecorder(module);
   bindCreation(module);
   bindNccl(module);
+  bindFrames(module);
   bindPythonStackDump(module);
   bindParting(module);
   bindWatch(module);

@@ -1,6 +1,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any, ClassVar, overload
 
 import torch
@@ -152,8 +152,14 @@ def await_failure(written: int, patience: timedelta) -> int | None:
 def end_metrics_writer() -> None:
     """Ends the present call and all later calls of `await_failure`."""
 
-def current_frames() -> dict[int, FrameType]:
-    """Does what `sys._current_frames` does, which can hang a process on Python 3.11."""
+def thread_stacks() -> dict[int, list[tuple[CodeType, int, int]]]:
+    """Returns each thread's frames by its ident, the innermost first: code, `f_lasti` and line."""
+
+def variables_of(thread: int, level: int, code: CodeType) -> dict[str, object] | None:
+    """Returns the global and local variables of a thread's frame, the outermost of which is 0.
+
+    None if the thread has no such frame, or one of another code.
+    """
 
 def current_exceptions() -> dict[int, object]:
     """Does what `sys._current_exceptions` does, which can hang a process on Python 3.11."""

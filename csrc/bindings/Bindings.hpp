@@ -85,6 +85,7 @@ void bindHooks(py::module_& module);
 void bindCommunicator(py::module_& module);
 void bindWindows(py::module_& module);
 void bindRecorder(py::module_& module);
+void bindFrames(py::module_& module);
 void bindPythonStackDump(py::module_& module);
 void usePythonStacks(py::module_& module);
 // Returns the code objects and instructions of a stack, the innermost first. Needs the GIL.

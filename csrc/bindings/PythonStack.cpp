@@ -13,6 +13,7 @@
 #include "base/PerProcess.hpp"
 #include "base/TextStreams.hpp"
 #include "bindings/Bindings.hpp"
+#include "bindings/Frames.hpp"
 #include "diagnosis/rank/PythonStackDump.hpp"
 #include "recorder/Stack.hpp"
 
@@ -28,14 +29,6 @@ struct Call {
   int instruction = 0;
   bool operator==(const Call&) const = default;
 };
-
-int instructionOf(PyFrameObject* frame) {
-#if PY_VERSION_HEX >= 0x030b0000
-  return PyFrame_GetLasti(frame);
-#else
-  return frame->f_lasti * static_cast<int>(sizeof(_Py_CODEUNIT));
-#endif
-}
 
 using Calls = std::vector<Call>;
 
@@ -87,14 +80,10 @@ void letGoOfDropped() {
 
 // Adds the frames of a thread, as owned references. Needs the GIL.
 void addFrames(Calls& calls, PyThreadState* thread) {
-  auto* frame = PyThreadState_GetFrame(thread);
-  while (frame != nullptr && calls.size() < kMaxFrames) {
+  walk(PyThreadState_GetFrame(thread), [&](PyFrameObject* frame) {
     calls.push_back({PyFrame_GetCode(frame), instructionOf(frame)});
-    auto* const caller = PyFrame_GetBack(frame);
-    Py_DECREF(frame);
-    frame = caller;
-  }
-  Py_XDECREF(frame);
+    return calls.size() < kMaxFrames;
+  });
 }
 
 std::string text(PyObject* string) {
@@ -213,6 +202,7 @@ class PythonStacks final : public StackSource {
       return true;  // unknown
     }
     py::gil_scoped_acquire gil;
+    const WithoutCollector guard;
     auto* state = PyInterpreterState_ThreadHead(PyInterpreterState_Get());
     while (state != nullptr && state->thread_id != thread) {
       state = PyThreadState_Next(state);

@@ -176,24 +176,6 @@ void dumpStacks(int file) {
   }
 }
 
-// Returns what sys.`name`() returns, without a run of the garbage collector meanwhile. The
-// functions of sys that tell of all threads allocate while they hold the lock of the list of
-// threads. In Python 3.11 that can start the collector, and with it code of the program that lets
-// go of the GIL: the next thread that needs the lock then waits for it with the GIL, for ever
-// (github.com/python/cpython/issues/106883).
-py::dict ofAllThreads(const char* name) {
-  const auto function = py::module_::import("sys").attr(name);
-  const bool collects = PyGC_Disable() != 0;
-  PyObject* const told = PyObject_CallNoArgs(function.ptr());
-  if (collects) {
-    PyGC_Enable();
-  }
-  if (told == nullptr) {
-    throw py::error_already_set();
-  }
-  return py::reinterpret_steal<py::dict>(told);
-}
-
 // Waits for the end of `copy`, a process made by readInCopy(), and kills it after 500 ms.
 void awaitCopy(pid_t copy) {
   constexpr int kPatience = 500;  // ms
@@ -306,8 +288,6 @@ void bindPythonStackDump(py::module_& module) {
       },
       py::arg("describe"));
 
-  module.def("current_frames", [] { return ofAllThreads("_current_frames"); });
-  module.def("current_exceptions", [] { return ofAllThreads("_current_exceptions"); });
   module.def("compile_began", &Compiling::begin, py::arg("trigger"));
   module.def("compile_ended", &Compiling::end);
   module.def(

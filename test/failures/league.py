@@ -145,16 +145,13 @@ def _truth_at_hang(path, group):
     everyone = set(range(group.size))
     ranks = everyone if all(arrived) or len(next_calls) > 1 else set()
     ranks |= {rank for rank in everyone if not arrived[rank]}
-    frames = _C.current_frames()
+    stacks = _C.thread_stacks()
     places = {}
     for rank in everyone:
         if arrived[rank]:
             stack = group.calls[rank][group.done][3]
         else:
-            stack, frame = [], frames.get(group.threads[rank])
-            while frame is not None:
-                stack.append((frame.f_code, frame.f_lasti))
-                frame = frame.f_back
+            stack = [(code, at) for code, at, _ in stacks.get(group.threads[rank], [])]
         # A notebook's cell has a name of its own, in the program's folder.
         own = [each for each in stack if pathlib.Path(each[0].co_filename).parent == path.parent]
         if own:

@@ -31,7 +31,7 @@ def opaque(file):
 
 
 def reports(group):
-    frames = _C.current_frames()
+    stacks = _C.thread_stacks()
     told = []
     for rank, calls in enumerate(group.calls):
         operations = [
@@ -39,7 +39,7 @@ def reports(group):
             for number, (name, _, thread, stack, _) in enumerate(calls, 1)
         ]
         threads = {each.thread for each in operations} | {group.threads[rank]}
-        now = inquiry.now_of(frames, threads)
+        now = inquiry.now_of(stacks, threads)
         now = {thread: lockstep.without_trace(stack) for thread, stack in now.items()}
         told.append(positions.Report(rank, operations, now))
     return [positions.read(positions.write(report)) for report in told]
@@ -62,8 +62,9 @@ def part(group):
         pair = (0, other[0])
     sides = [inquiry.Side(told[rank], f"rank {rank}", f"rank {rank}") for rank in pair]
     asked = inquiry.Inquiry(*sides, "0", number, lockstep.__file__.__eq__, opaque)
-    frames = _C.current_frames()
-    found = asked.conclude(tuple(inquiry.answer(each, frames) for each in asked.questions()))
+    stacks = _C.thread_stacks()
+    values = [inquiry.answer(each, stacks, _C.variables_of) for each in asked.questions()]
+    found = asked.conclude(tuple(values))
     return found and (found, found.text(lambda file, line: f"{pathlib.Path(file).name}:{line}"))
 
 

@@ -78,10 +78,8 @@ class Waiting:
     def __enter__(self):
         self.thread.start()
         assert self.waits.wait(LIMIT)
-        frame, stack = _C.current_frames()[self.thread.ident], []
-        while frame is not None:
-            stack.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-            frame = frame.f_back
+        calls = _C.thread_stacks()[self.thread.ident]
+        stack = [(code.co_filename, line, code.co_name) for code, _, line in calls]
         while stack[0][2] != "save":  # what save() has called may change
             stack.pop(0)
         return stack
@@ -112,7 +110,7 @@ COLLECTS = """
 
     def ask():
         Circle()
-        _C.current_frames()
+        _C.thread_stacks()
         _C.current_exceptions()
 
     def ask_often():
@@ -134,6 +132,56 @@ COLLECTS = """
 
 def test_threads_are_asked_for_while_the_garbage_collector_runs_code_that_lets_go_of_the_gil():
     done = run_python("-c", COLLECTS)
+    assert done.returncode == 0, done.stderr
+
+
+# Each allocation that may start the collector lets go of the GIL, on the thread that asks.
+RUNS_ON = """
+    import gc, random, sys, threading, time
+    from torchcomms_pg import _C
+
+    functions = []
+    for count in range(1, 24):
+        values = "; ".join(f"v{i} = (n, {i})" for i in range(count))
+        code = f"def f(n, ways): {values}; return functions[ways[n]](n - 1, ways) if n else v0"
+        exec(code, made := {"functions": functions})
+        functions.append(made["f"])
+    main, done = threading.get_ident(), threading.Event()
+
+    def let_go(phase, info):
+        if threading.get_ident() != main:
+            time.sleep(1e-5)
+
+    def ask():
+        for _ in range(100):
+            for level, (code, at, line) in enumerate(reversed(_C.thread_stacks()[main])):
+                assert 0 <= at < len(code.co_code), (code, at)
+                assert line in [number for _, _, number in code.co_lines()], (code, line)
+                names = _C.variables_of(main, level, code)
+                assert names is None or code.co_name != "f" or type(names["n"]) is int, names
+            answered.append(True)
+
+    def ask_to_the_end():
+        try:
+            ask()
+        finally:
+            done.set()
+
+    answered = []
+    gc.callbacks.append(let_go)
+    threading.Thread(target=ask_to_the_end).start()
+    gc.freeze()  # so that collections are short
+    gc.set_threshold(1, 1_000_000)
+    sys.setswitchinterval(1e-5)
+    while not done.is_set():
+        ways = [random.randrange(len(functions)) for _ in range(30)]
+        functions[ways[0]](random.randrange(29), ways)
+    assert len(answered) == 100
+"""
+
+
+def test_a_thread_that_runs_on_is_read_while_the_garbage_collector_lets_go_of_the_gil():
+    done = run_python("-c", RUNS_ON)
     assert done.returncode == 0, done.stderr
 
 

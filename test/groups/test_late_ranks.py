@@ -68,6 +68,7 @@ def look_at_health():
     options = dict(store=store, rank=me, size=2, abort_process_on_timeout_or_error=False)
     comm = torchcomms_pg.new_comm("shm", "cpu", "watched", **options)
     comm.barrier(False)
+    dist.barrier()  # all have left that one
     if me == 0:
         comm.abort()
         dist.barrier()

@@ -548,13 +548,11 @@ def interrupt_in(function):
     main, looks, last = threading.main_thread().ident, 0, None
     while looks < 30:
         time.sleep(0.01)
-        frame = _C.current_frames()[main]
-        place = (frame.f_code, frame.f_lasti)
-        looks = looks + 1 if place == last else 0
-        last = place
-        while frame is not None and frame.f_code.co_name != function:
-            frame = frame.f_back
-        looks = looks if frame else 0
+        stack = _C.thread_stacks()[main]
+        looks = looks + 1 if stack[0] == last else 0
+        last = stack[0]
+        if function not in [code.co_name for code, _, _ in stack]:
+            looks = 0
     os.kill(os.getpid(), signal.SIGINT)
 
 

@@ -1,5 +1,6 @@
 """Functions on ranks without pytest's help: run_ranks, and the notebook's %%ranks."""
 
+import faulthandler
 import os
 import pathlib
 import re
@@ -29,8 +30,16 @@ def summed(value, *, times=1):
     return tensor.item() * times
 
 
+def crashes(depth):
+    if depth > 0:
+        crashes(depth - 1)
+    faulthandler._sigsegv()
+
+
 def fails(how):
     if dist.get_rank() == 1:
+        if how == "crashes":  # in a thread, whose long stack the main one's follows
+            threading.Thread(target=crashes, args=(90,)).start()
         if how == "raises":
             raise ValueError("of rank 1")
         if how == "dies":
@@ -72,6 +81,11 @@ def test_values_come_in_order_of_ranks_from_ranks_that_are_kept():
     (
         ("raises", r"rank 1 error: Traceback(.|\n)*ValueError: of rank 1"),
         ("dies", r"rank 1 died: ended with exit code 7"),
+        (
+            "crashes",
+            r"killed by SIGSEGV; its output ends:\nFatal Python error: Segmentation fault\n"
+            r"(.|\n)*Current thread .*\n(.|\n)*in crashes\n",
+        ),
         pytest.param(
             "hangs",
             r"rank 1 hung: still running, at test.*test_run_ranks.py:\d+ in fails",

@@ -65,7 +65,12 @@ def describe(issued: list[list[Frame]]) -> tuple[str, list[str], dict[int, str]]
     """
     names = {thread.ident: thread.name for thread in threading.enumerate() if thread.ident}
     main = threading.main_thread().ident
-    stacks = {ident: list(_walk(frame)) for ident, frame in _C.current_frames().items()}
+    stacks = {
+        ident: _without_stand_ins(
+            [(code.co_filename, line, code.co_name) for code, _, line in calls]
+        )
+        for ident, calls in _C.thread_stacks().items()
+    }
     handled = _handled()
     lines = []
     for ident, frames in sorted(stacks.items(), key=lambda item: item[0] != main):

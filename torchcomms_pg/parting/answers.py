@@ -12,7 +12,6 @@ import sys
 import sysconfig
 import threading
 from pathlib import Path
-from types import FrameType
 
 import torch
 import torch.distributed
@@ -66,7 +65,7 @@ def answer(step: str, group: str, number: int, rank: int, texts: list[str]) -> s
     if step == "tell":
         return f"{write(_report(group, number, rank))}\n{_branches(group, rank)}"
     if step == "read":
-        return inquiry.answer(texts[0], _frames())
+        return _values(texts[0])
     key = (group, rank)
     if step == "compare":
         told, _, ways = texts[0].partition("\n")
@@ -88,7 +87,7 @@ def answer(step: str, group: str, number: int, rank: int, texts: list[str]) -> s
         difference = _long_ago.pop(key, None)
     if difference is not None and number - difference.number >= _LONG_AGO:
         return _tell_branch(difference, number)
-    values = inquiry.answer(asked.questions()[0], _frames())
+    values = _values(asked.questions()[0])
     parting = asked.conclude((values, texts[0]))
     return "" if parting is None else _told(parting)
 
@@ -123,19 +122,12 @@ def _told(parting: Parting) -> str:
     return f"{json.dumps(places)}\n{parting.text(python_stacks.line_name)}"
 
 
-def _frames() -> dict[int, FrameType]:
-    """Returns the innermost frame of each other thread.
-
-    Leaves out this thread's frame, since the frame would refer to the dictionary that contains it.
-    All frames, with their objects, would then live until the garbage collector runs.
-    """
-    frames = _C.current_frames()
-    del frames[threading.get_ident()]
-    return frames
+def _values(question: str) -> str:
+    return inquiry.answer(question, _C.thread_stacks(), _C.variables_of)
 
 
 def _report(group: str, number: int, rank: int) -> Report:
-    frames = _frames()
+    stacks = _C.thread_stacks()
     operations = []
     known = {}
     for seq, name, thread, calls, _ in _C.recent_operations(group, rank):
@@ -144,24 +136,21 @@ def _report(group: str, number: int, rank: int) -> Report:
         shown = _NAMES.get(name, name).lstrip("_")
         operations.append(Operation(group, seq, shown, thread, known[id(calls)][1]))
     if operations and operations[-1].number == number and not operations[-1].stack:
-        operations[-1] = _in_backward(operations[-1], frames)
+        operations[-1] = _in_backward(operations[-1], stacks)
     threads = {each.thread for each in operations} | {threading.main_thread().ident or 0}
-    return Report(rank, operations, inquiry.now_of(frames, threads))
+    return Report(rank, operations, inquiry.now_of(stacks, threads))
 
 
-def _in_backward(operation: Operation, frames: dict[int, FrameType]) -> Operation:
+def _in_backward(operation: Operation, stacks: inquiry.Stacks) -> Operation:
     """Returns an operation of autograd's thread as one of the thread that called backward()."""
     found = [
         thread
-        for thread, frame in frames.items()
-        if any(
-            each.f_code.co_name == "_engine_run_backward"
-            for each in inquiry.stack_with_frames(frame)
-        )
+        for thread, calls in stacks.items()
+        if any(code.co_name == "_engine_run_backward" for code, _, _ in calls)
     ]
     if len(found) != 1:
         return operation
-    stack = inquiry.now_of(frames, set(found))[found[0]]
+    stack = inquiry.now_of(stacks, set(found))[found[0]]
     return operation._replace(thread=found[0], stack=stack)
 
 

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import json
-import sys
-from collections.abc import Callable, Mapping
-from types import FrameType
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType
 from typing import Any, NamedTuple
 
 from . import statement as statements
 from .compare import Comparison, Decision, Rank, Unknown
 from .flow import EXIT, Outcome
-from .positions import MOST_FRAMES, Code, Frame, Operation, Report, Sources, Stack, code_of
+from .positions import (
+    MOST_FRAMES,
+    Code,
+    Frame,
+    Operation,
+    Report,
+    Sources,
+    Stack,
+    code_of,
+    stack_of,
+)
 from .shift import first_difference
 from .statement import Statement
 from .values import Unreadable, evaluate, show, truth
 
 _MOST_PLACES = 3
+
+# Each thread's code, `f_lasti` and line, by its ident: the innermost frame first.
+Stacks = Mapping[int, Sequence[tuple[CodeType, int, int]]]
+# Returns the variables of a thread's frame, the outermost of which is 0; see `_C.variables_of`.
+Variables = Callable[[int, int, CodeType], Mapping[str, object] | None]
 
 
 class Side(NamedTuple):
@@ -711,44 +724,24 @@ def _replaced(text: str, names: Mapping[str, str]) -> str | None:
     return None if replacer.missing else ast.unparse(tree)
 
 
-def answer(question: str, frames: Mapping[int, FrameType]) -> str:
-    """Returns the values that a question asks for, of this process's threads `frames`."""
+def answer(question: str, stacks: Stacks, variables: Variables) -> str:
+    """Returns the values that a question asks for, of this process's threads."""
     told: list[dict[str, Any] | None] = []
     for asked in json.loads(question):
-        told.append(None if asked is None else _answer_one(Reading(*asked), frames))
+        told.append(None if asked is None else _answer_one(Reading(*asked), stacks, variables))
     return json.dumps(told)
 
 
-def stack_with_frames(frame: FrameType | None) -> list[FrameType]:
-    """Returns a thread's frames, the outermost first."""
-    frames = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames[::-1]
-
-
-def _locals_of(frame: FrameType) -> dict[str, object]:
-    """Returns a frame's local variables, of which the frame itself then keeps none.
-
-    Before Python 3.13 a function's frame keeps the dictionary that it has given, and with it what
-    the function deletes later.
-    """
-    given = frame.f_locals
-    found = dict(given)
-    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-        given.clear()
-    return found
-
-
-def _answer_one(reading: Reading, frames: Mapping[int, FrameType]) -> dict[str, Any] | None:
-    stack = stack_with_frames(frames.get(reading.thread))
-    if reading.level >= len(stack):
+def _answer_one(reading: Reading, stacks: Stacks, variables: Variables) -> dict[str, Any] | None:
+    calls = stacks.get(reading.thread, [])
+    if reading.level >= len(calls):
         return None
-    frame = stack[reading.level]
-    if tuple(code_of(frame.f_code)) != tuple(reading.code):
+    code = calls[-1 - reading.level][0]
+    if tuple(code_of(code)) != tuple(reading.code):
         return None
-    names = {**frame.f_globals, **_locals_of(frame)}
+    names = variables(reading.thread, reading.level, code)
+    if names is None:
+        return None
     reads = {}
     for shown, text in reading.reads.items():
         try:
@@ -770,10 +763,9 @@ def _read_answer(text: str, count: int) -> list[dict[str, Any]]:
     return [each or none for each in told] + [none] * (count - len(told))
 
 
-def now_of(frames: Mapping[int, FrameType], threads: set[int]) -> dict[int, Stack]:
+def now_of(stacks: Stacks, threads: set[int]) -> dict[int, Stack]:
     """Returns the places of this process's threads."""
-    now = {}
-    for thread in threads & set(frames):
-        stack = stack_with_frames(frames[thread])
-        now[thread] = tuple(Frame(code_of(each.f_code), each.f_lasti) for each in stack)
-    return now
+    return {
+        thread: stack_of([(code, at) for code, at, _ in stacks[thread]])
+        for thread in threads & set(stacks)
+    }

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from torchcomms_pg.testing.processes import Death, Processes, Store, Zygote, place
+from torchcomms_pg.testing.processes import Death, Processes, Store, Zygote, end_of, place
 
 CALL_TIMEOUT = 40.0  # seconds of one call on all ranks, unless its caller says another limit
 
@@ -146,7 +146,7 @@ class Calls(Processes):
     def _read(self, ranks: list[int], timeout: float) -> None:
         for rank, message in self.receive(ranks, min(timeout, 0.5)):
             if isinstance(message, Death):
-                died = f"{message}; its output ends:\n{self.output(rank)[-3000:]}"
+                died = f"{message}; its output ends:\n{end_of(self.output(rank))}"
                 self._done[rank] = Outcome(rank, died=died)
             elif message[0] == "report":
                 self.reports[rank].append(message[1])

@@ -321,6 +321,20 @@ class Processes:
             output.close()
 
 
+def end_of(output: str, most: int = 3000) -> str:
+    """Returns the last characters of an output.
+
+    Where the output ends with what Python's fault handler writes, the error's name and the stack of
+    the thread that failed are kept: the stacks of other threads follow them.
+    """
+    fatal = output.rfind("Fatal Python error")
+    if fatal < 0 or len(output) - fatal <= most:
+        return output[-most:]
+    error = output[fatal:].partition("\n")[0]
+    failed = output.find("Current thread", fatal)
+    return f"{error}\n[...]\n{output[failed:][:most]}"
+
+
 def _tail(file: Any, most: int = 1 << 20) -> str:
     """Returns the last bytes of a file that other processes write, as text."""
     size = os.fstat(file.fileno()).st_size

@@ -34,6 +34,7 @@ from torchcomms_pg.testing.processes import (
     Template,
     Zygote,
     ZygoteError,
+    end_of,
     place,
     without_bench,
 )
@@ -484,8 +485,8 @@ class _Test:
     def _take(self, rank: int, message: Any) -> None:
         if isinstance(message, Death):
             self._ended.add(rank)
-            output = self._ranks.output(rank).strip()
-            end = f"; its output ends:\n{output[-3000:]}" if output else ""
+            output = end_of(self._ranks.output(rank).strip())
+            end = f"; its output ends:\n{output}" if output else ""
             self._events.append(_Event(rank, time.monotonic(), text=f"{message}{end}"))
         elif message[0] == "report":
             _, data, effect, stamp = message
