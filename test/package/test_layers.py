@@ -192,6 +192,14 @@ def test_one_file_starts_threads():
     assert found == [CSRC / "base/Thread.hpp"]
 
 
+def test_two_files_read_frames_of_other_threads():
+    """While the garbage collector stands still; `WithoutCollector` says why."""
+    reads = re.compile(r"_current_frames|PyThreadState_GetFrame|PyThreadState_Next")
+    sources = [*SOURCES, *PACKAGE.rglob("*.py")]
+    found = {file.name for file in sources if reads.search(file.read_text())}
+    assert found == {"Frames.cpp", "PythonStack.cpp"}
+
+
 def test_text_does_not_depend_on_the_locale():
     """Else a program's std::locale::global() would change the numbers in texts between ranks."""
     found = [file for file in SOURCES if re.search(r"std::[io]?stringstream", file.read_text())]
