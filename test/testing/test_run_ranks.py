@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from harness.ranks import Ranks, time_limit
 from torchcomms_pg.testing import RanksError, calls, notebook, run_ranks
+from torchcomms_pg.testing.processes import end_of
 from torchcomms_pg.testing.rank import report
 
 
@@ -98,6 +99,14 @@ def test_a_rank_that_fails_is_named_and_the_next_call_succeeds(how, text):
         run_ranks(fails, 2, how)
     assert re.search(text, str(caught.value)), caught.value
     assert run_ranks(summed, 2, 1) == [3, 3]
+
+
+def test_the_end_of_an_output_names_the_error_also_of_a_thread_without_a_stack_of_pythons():
+    stack = "Thread 0x1 (most recent call first):\n" + 90 * '  File "train.py", line 7 in step\n'
+    written = f"epoch 1\nFatal Python error: Segmentation fault\n\n{2 * stack}"
+    shown = end_of(written)
+    assert shown.startswith("Fatal Python error: Segmentation fault\n\nThread 0x1")
+    assert len(shown) == 3000
 
 
 @pytest.mark.stops_ranks  # the limits are shorter than a stop

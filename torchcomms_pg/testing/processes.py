@@ -325,13 +325,16 @@ def end_of(output: str, most: int = 3000) -> str:
     """Returns the last characters of an output.
 
     Where the output ends with what Python's fault handler writes, the error's name and the stack of
-    the thread that failed are kept: the stacks of other threads follow them.
+    the thread that failed are kept: the stacks of other threads follow them. A thread without a
+    stack of Python's is not among them.
     """
     fatal = output.rfind("Fatal Python error")
     if fatal < 0 or len(output) - fatal <= most:
         return output[-most:]
-    error = output[fatal:].partition("\n")[0]
     failed = output.find("Current thread", fatal)
+    if failed < 0:
+        return output[fatal:][:most]
+    error = output[fatal:].partition("\n")[0]
     return f"{error}\n[...]\n{output[failed:][:most]}"
 
 
