@@ -86,10 +86,12 @@ def pytest_collection_finish(session):
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around what counts the limit
 def pytest_runtest_protocol(item):
-    """Starts what forks ranks that need variables, before the first test of a file with such ranks.
+    """Ends ranks that no test needs, and starts what forks ranks that need variables.
 
-    Of several processes that share the tests few run such a file.
+    The latter before the first test of a file with such ranks: of several processes that share the
+    tests few run such a file.
     """
+    ranks.end_unused()
     ranks.prepare(item.config.stash.get(STARTED_WITH, {}).get(item.path, ()))
     return (yield)
 

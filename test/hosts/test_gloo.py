@@ -101,16 +101,25 @@ def test_a_mismatch_of_roots_is_an_error_at_the_timeout_and_nobody_is_called_lat
         "gather": lambda comm: comm.gather(both, one, me, True),
         "reduce": lambda comm: comm.reduce(one, me, op.SUM, True),
     }
-    # Longer than a rank may be held up; all of them at once.
-    comms = {name: make(name, "gloo", timeout=6 * SECOND) for name in calls}
-    works = {name: call(comms[name]) for name, call in calls.items()}
-    for name, work in works.items():
-        with pytest.raises(torchcomms().CommError) as raised:
-            work.wait()
+    for _ in range(4):
+        # Longer than a rank may be held up; all of them at once.
+        comms = {name: make(name, "gloo", timeout=6 * SECOND) for name in calls}
+        works = {name: call(comms[name]) for name, call in calls.items()}
+        said = {}
+        for name, work in works.items():
+            with pytest.raises(torchcomms().CommError) as raised:
+                work.wait()
+            said[name] = str(raised.value)
+            comms[name].finalize()
+        # A rank that is held up at the deadline is not heard, and the verdict says so.
+        unheard = torch.tensor([any("did not answer" in text for text in said.values())]).int()
+        dist.all_reduce(unheard, dist.ReduceOp.MAX)
+        if not unheard:
+            break
+    for name, text in said.items():
         for words in ("different operations", f"{name} #1", "root 0", "root 1"):
-            assert words in str(raised.value), raised.value
-        assert "arrive" not in str(raised.value)
-        comms[name].finalize()
+            assert words in text, text
+        assert "arrive" not in text
 
 
 def _lose_a_peer(port, prefix, world):
