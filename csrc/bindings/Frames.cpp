@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -43,8 +44,27 @@ py::dict threadStacks() {
   return stacks;
 }
 
+bool isFunction(const py::object& code) {
+  return (reinterpret_cast<PyCodeObject*>(code.ptr())->co_flags & CO_OPTIMIZED) != 0;
+}
+
+// Returns whether reading a frame of this code changes what the code sees. Before Python 3.13 the
+// frame of a function has one dictionary of its variables, which is brought up to date whenever
+// they are read, and which the function gets from locals(), say.
+bool seesReading(const py::object& code) {
+#if PY_VERSION_HEX < 0x030d0000
+  for (const auto& name : code.attr("co_names")) {
+    const auto text = name.cast<std::string_view>();
+    if (text == "locals" || text == "vars" || text == "exec" || text == "eval") {
+      return isFunction(code);
+    }
+  }
+#endif
+  return false;
+}
+
 // Returns a frame's global and local variables.
-py::dict namesOf(PyFrameObject* frame, int codeFlags) {
+py::dict namesOf(PyFrameObject* frame, const py::object& code) {
   const auto globals = py::reinterpret_steal<py::object>(PyFrame_GetGlobals(frame));
   const auto given = py::reinterpret_steal<py::object>(PyFrame_GetLocals(frame));
   py::dict names;
@@ -52,14 +72,11 @@ py::dict namesOf(PyFrameObject* frame, int codeFlags) {
       PyDict_Update(names.ptr(), given.ptr()) != 0) {
     throw py::error_already_set();
   }
-#if PY_VERSION_HEX < 0x030d0000
-  // The frame of a function keeps the dictionary that it has given, and with it what the function
-  // deletes later.
-  if ((codeFlags & CO_OPTIMIZED) != 0) {
+  // Before Python 3.13 the frame keeps the dictionary, and with it what the function deletes later.
+  // One that only the frame and this function have is emptied.
+  if (PyDict_CheckExact(given.ptr()) && isFunction(code) && Py_REFCNT(given.ptr()) == 2) {
     PyDict_Clear(given.ptr());
   }
-#endif
-  static_cast<void>(codeFlags);
   return names;
 }
 
@@ -79,10 +96,10 @@ std::optional<py::dict> variablesOf(uint64_t thread, size_t level, const py::obj
     return std::nullopt;
   }
   auto* const frame = reinterpret_cast<PyFrameObject*>(stack[stack.size() - 1 - level].ptr());
-  if (!codeOf(frame).is(code)) {
+  if (!codeOf(frame).is(code) || seesReading(code)) {
     return std::nullopt;
   }
-  return namesOf(frame, reinterpret_cast<PyCodeObject*>(code.ptr())->co_flags);
+  return namesOf(frame, code);
 }
 
 }  // namespace

@@ -201,8 +201,14 @@ std::vector<std::string> readInCopy() {
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);  // signal handlers must not run in the copy
   // Unlike fork(), this call runs no atfork handlers, and the copy's end sends no SIGCHLD.
+  const auto process = getpid();
   const auto copy = static_cast<pid_t>(syscall(SYS_clone, 0, nullptr, nullptr, nullptr, nullptr));
   if (copy == 0) {
+    // A copy that is stuck would keep connections of a killed process open.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != process) {
+      _exit(0);
+    }
     prctl(PR_SET_DUMPABLE, 0);  // no core file after a crash
     dumpStacks(file);
     _exit(0);

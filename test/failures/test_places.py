@@ -5,12 +5,15 @@ import os
 import sys
 import threading
 import types
+import weakref
 
+import pytest
 import torch
 
 import torchcomms_pg
 from harness import ROOT
 from harness.programs import run_python
+from harness.ranks import wait_for
 from torchcomms_pg import _C, _patches
 from torchcomms_pg.diagnosis import python_stacks, waits
 
@@ -227,3 +230,78 @@ def test_a_line_of_a_notebook_is_named_by_its_cell(monkeypatch):
     assert python_stacks.line_name("/tmp/other.py", 5) == "/tmp/other.py:5"
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: None))
     assert python_stacks.line_name("/tmp/ipykernel_7/12.py", 5) == "/tmp/ipykernel_7/12.py:5"
+
+
+def _keeps_locals(learning_rate, told, go):
+    kept = locals()
+    later = [learning_rate]
+    told.append((kept, dict(kept)))
+    go.wait()
+    return later
+
+
+def _executes(learning_rate, told, go):
+    exec("made = learning_rate")
+    told.append(learning_rate)
+    go.wait()
+    told.append(eval("made"))
+
+
+def _deletes(learning_rate, told, go):
+    large = _Large()
+    told.append(weakref.ref(large))
+    go[0].wait()
+    del large
+    told.append(None)
+    go[1].wait()
+
+
+class _Large:
+    pass
+
+
+def _read_variables(function, *args):
+    """Starts a thread that calls a function, and returns it with the function's variables."""
+    told = args[1]
+    thread = threading.Thread(target=function, args=args)
+    thread.start()
+    assert wait_for(lambda: told)
+    for level, (code, _, _) in enumerate(reversed(_C.thread_stacks()[thread.ident])):
+        names = _C.variables_of(thread.ident, level, code)
+        if code is function.__code__:
+            return thread, names
+    raise AssertionError(f"{function.__name__} is not on the thread's stack")
+
+
+def test_a_function_that_has_its_variables_as_a_dictionary_does_not_see_that_they_are_read():
+    told, go = [], threading.Event()
+    thread, names = _read_variables(_keeps_locals, 0.1, told, go)
+    kept, before = told[0]
+    try:
+        assert kept == before and set(kept) == {"learning_rate", "told", "go"}
+        assert names is None if sys.version_info < (3, 13) else names["later"] == [0.1]
+    finally:
+        go.set()
+        thread.join()
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="exec() keeps nothing there")
+def test_what_a_function_has_executed_outlives_the_reading_of_its_variables():
+    told, go = [], threading.Event()
+    thread, _ = _read_variables(_executes, 0.1, told, go)
+    go.set()
+    thread.join()
+    assert told == [0.1, 0.1]
+
+
+def test_what_a_function_deletes_is_freed_though_its_variables_have_been_read():
+    told, go = [], (threading.Event(), threading.Event())
+    thread, names = _read_variables(_deletes, 0.1, told, go)
+    try:
+        assert type(names.pop("large")) is _Large and names["learning_rate"] == 0.1
+        go[0].set()
+        assert wait_for(lambda: len(told) == 2)
+        assert told[0]() is None
+    finally:
+        [each.set() for each in go]
+        thread.join()

@@ -364,7 +364,7 @@ def test_ctrl_c_reaches_ranks_while_the_hosts_are_connected(possible):
 
 
 def wait_without_the_store(network, hosts, call):
-    rank, _ = meet(network, hosts)
+    make_group(move(network, hosts), len(hosts), WITHOUT_END)
     dist.all_reduce(torch.ones(1))
     report("ready")
     receive()
@@ -393,7 +393,8 @@ def told_without_the_store(call):
         outcomes = ranks.wait(timeout=45, ranks=[1, 2, 3])
         check(outcomes)
     for outcome in outcomes:
-        assert outcome.value and outcome.value[1] < LATEST, outcome
+        # A process that is killed may take a while to end, and its connections with it.
+        assert outcome.value and outcome.value[1] < WITHOUT_END - 5, outcome
         assert outcome.value[0].startswith("CommError"), outcome.value
     return [(outcome.value[0], outcome.value[2]) for outcome in outcomes]
 
