@@ -51,7 +51,7 @@ bool isFunction(const py::object& code) {
 // Returns whether reading a frame of this code changes what the code sees. Before Python 3.13 the
 // frame of a function has one dictionary of its variables, which is brought up to date whenever
 // they are read, and which the function gets from locals(), say.
-bool seesReading(const py::object& code) {
+bool seesReading([[maybe_unused]] const py::object& code) {
 #if PY_VERSION_HEX < 0x030d0000
   for (const auto& name : code.attr("co_names")) {
     const auto text = name.cast<std::string_view>();

@@ -20,15 +20,14 @@ def test_the_right_rank_is_named_in_all_cells_but_one_and_a_wrong_one_in_none(ap
     cells = [cell for cell in watched_matrix.CELLS if cell[1] == api]
     if not cells:
         pytest.skip(gpus.missing())
-    results = dict(watched_matrix.run_matrix(cells))
-    right, judged, wrong = watched_matrix.score(results)
-    for _ in range(2):
+    results = {}
+    for _ in range(3):
+        results.update(watched_matrix.run_matrix(cells))
+        right, judged, wrong = watched_matrix.score(results)
         if right >= judged - 1:
             break
         # Ranks that wait for a core are not all heard in time.
-        silent = [cell for cell, (kind, _) in results.items() if kind == "silent"]
-        results.update(watched_matrix.run_matrix(silent))
-        right, judged, wrong = watched_matrix.score(results)
+        cells = [cell for cell, (kind, _) in results.items() if kind == "silent"]
     told = [f"{cell}: {outcome}" for cell, outcome in results.items() if outcome[0] != "right"]
     assert wrong == 0, "\n".join(told)
     # Gloo ends many cells itself, and more of them the longer ranks wait for a core.
