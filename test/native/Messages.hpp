@@ -89,26 +89,26 @@ class Completions {
   size_t ended_ = 0;
 };
 
-using Buffer = std::vector<unsigned char>;
+using Payload = std::vector<unsigned char>;
 
-inline Buffer content(size_t size, uint64_t seed) {
-  Buffer buffer(size);
+inline Payload content(size_t size, uint64_t seed) {
+  Payload buffer(size);
   const uint64_t start = seed * 11;
   for (size_t i = 0; i < size; ++i) buffer[i] = static_cast<unsigned char>(start + i * 7 + i / 251);
   return buffer;
 }
 
-inline Message message(Buffer& buffer, int peer, int tag = 0) {
+inline Message message(Payload& buffer, int peer, int tag = 0) {
   return {
       .buffer = buffer.data(), .count = buffer.size(), .type = ncclUint8, .peer = peer, .tag = tag};
 }
 
-inline void send(ncclComm_t comm, Buffer buffer, int peer, int tag = 0) {
+inline void send(ncclComm_t comm, Payload buffer, int peer, int tag = 0) {
   CHECK_NCCL(sendTagged(message(buffer, peer, tag), comm, nullptr));
 }
 
-inline Buffer receive(ncclComm_t comm, size_t size, int peer, int tag = 0) {
-  Buffer buffer(size);
+inline Payload receive(ncclComm_t comm, size_t size, int peer, int tag = 0) {
+  Payload buffer(size);
   CHECK_NCCL(recvTagged(message(buffer, peer, tag), comm, nullptr));
   return buffer;
 }

@@ -50,7 +50,7 @@ std::vector<size_t> countsAroundLimits(int ranks, size_t elementBytes) {
   return counts;
 }
 
-struct Call {
+struct Collective {
   int ranks;
   int rank;
   ncclComm_t comm;
@@ -63,7 +63,7 @@ struct Call {
 
 // Returns the blocks of all ranks, element i of rank r being value(r, i).
 template <class Value>
-Buffer blocks(const Call& c, const Value& value) {
+Buffer blocks(const Collective& c, const Value& value) {
   Buffer all;
   for (int rank = 0; rank < c.ranks; ++rank) {
     const Buffer block = elements(c.type, c.count, [&](size_t i) { return value(rank, i); });
@@ -72,7 +72,7 @@ Buffer blocks(const Call& c, const Value& value) {
   return all;
 }
 
-void expect(const Buffer& got, const Buffer& wanted, const char* what, const Call& c) {
+void expect(const Buffer& got, const Buffer& wanted, const char* what, const Collective& c) {
   // std::equal takes std::byte one by one.
   if (got.size() == wanted.size() &&
       (got.empty() || std::memcmp(got.data(), wanted.data(), got.size()) == 0)) {
@@ -90,14 +90,14 @@ void expect(const Buffer& got, const Buffer& wanted, const char* what, const Cal
 
 // Runs ranks that issue in a stream that nothing has come to yet, among others that wait at once.
 template <class Issue>
-void run(const Call& c, const Issue& issue) {
+void run(const Collective& c, const Issue& issue) {
   LaterStream later;
   const bool waits = (c.rank + c.inPlace) % 2 == 0;
   CHECK_NCCL(issue(waits ? nullptr : later.handle()));
   later.run();
 }
 
-void allReduce(const Call& c) {
+void allReduce(const Collective& c) {
   Buffer in = elements(c.type, c.count, [&](size_t i) { return number(c.rank, i, c.op); });
   Buffer out(in.size());
   void* to = c.inPlace ? in.data() : out.data();
@@ -110,7 +110,7 @@ void allReduce(const Call& c) {
       c);
 }
 
-void reduce(const Call& c) {
+void reduce(const Collective& c) {
   Buffer in = elements(c.type, c.count, [&](size_t i) { return number(c.rank, i, c.op); });
   const Buffer before = in;
   Buffer out(in.size());
@@ -125,7 +125,7 @@ void reduce(const Call& c) {
       elements(c.type, c.count, [&](size_t i) { return reduced(c.ranks, i, c.op); }), "reduce", c);
 }
 
-void reduceScatter(const Call& c) {
+void reduceScatter(const Collective& c) {
   Buffer in =
       elements(c.type, c.count * c.ranks, [&](size_t i) { return number(c.rank, i, c.op); });
   const size_t block = c.count * bytesOf(c.type);
@@ -142,7 +142,7 @@ void reduceScatter(const Call& c) {
       "reduce_scatter", c);
 }
 
-void allGather(const Call& c) {
+void allGather(const Collective& c) {
   const size_t block = c.count * bytesOf(c.type);
   Buffer in = elements(c.type, c.count, [&](size_t i) { return number(c.rank, i, c.op); });
   Buffer out(block * c.ranks);
@@ -155,7 +155,7 @@ void allGather(const Call& c) {
       out, blocks(c, [&](int rank, size_t i) { return number(rank, i, c.op); }), "all_gather", c);
 }
 
-void broadcast(const Call& c) {
+void broadcast(const Collective& c) {
   Buffer in = elements(c.type, c.count, [&](size_t i) { return number(c.rank, i, c.op); });
   Buffer out(in.size());
   const void* from = c.inPlace          ? static_cast<void*>(in.data())
@@ -170,7 +170,7 @@ void broadcast(const Call& c) {
       elements(c.type, c.count, [&](size_t i) { return number(c.root, i, c.op); }), "broadcast", c);
 }
 
-void allToAll(const Call& c) {
+void allToAll(const Collective& c) {
   const auto sent = [&](int from, int to, size_t i) {
     return number(from, to * c.count + i, c.op);
   };
@@ -183,7 +183,7 @@ void allToAll(const Call& c) {
       out, blocks(c, [&](int from, size_t i) { return sent(from, c.rank, i); }), "all_to_all", c);
 }
 
-void gather(const Call& c) {
+void gather(const Collective& c) {
   const size_t block = c.count * bytesOf(c.type);
   Buffer in = elements(c.type, c.count, [&](size_t i) { return number(c.rank, i, c.op); });
   const bool isRoot = c.rank == c.root;
@@ -201,7 +201,7 @@ void gather(const Call& c) {
   expect(out, blocks(c, [&](int rank, size_t i) { return number(rank, i, c.op); }), "gather", c);
 }
 
-void scatter(const Call& c) {
+void scatter(const Collective& c) {
   const size_t block = c.count * bytesOf(c.type);
   const bool isRoot = c.rank == c.root;
   Buffer in = elements(
@@ -220,7 +220,7 @@ void scatter(const Call& c) {
       "scatter", c);
 }
 
-void everything(Call c) {
+void everything(Collective c) {
   for (const bool inPlace : {false, true}) {
     c.inPlace = inPlace;
     c.root = static_cast<int>(c.count % c.ranks);

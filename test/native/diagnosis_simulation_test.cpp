@@ -30,7 +30,7 @@ using std::chrono::milliseconds;
 
 namespace {
 
-constexpr uint64_t kGroup = 1;
+constexpr uint64_t kSimulated = 1;
 constexpr int kOps = 4;  // number of collectives that the ranks issue one after another
 constexpr milliseconds kTimeout{1000};
 constexpr milliseconds kEnd{40'000};  // of the simulation
@@ -360,7 +360,7 @@ class Job {
   static Wait wait(int op, int size) {
     Wait wait;
     wait.text = name(op);
-    wait.group = kGroup;
+    wait.group = kSimulated;
     wait.members = {{0, 1, static_cast<uint64_t>(size)}};
     wait.collectives = {{static_cast<uint64_t>(op), -1}};
     return wait;
@@ -386,7 +386,7 @@ class Job {
       auto& answer = snapshot.answer;
       answer.rank = rank;
       const auto seq = static_cast<uint64_t>(issued(rank));
-      answer.counts = {{kGroup, seq, 0, {}}};
+      answer.counts = {{kSimulated, seq, 0, {}}};
       if (issued(rank) > ended()) {
         answer.current = name(issued(rank));
         answer.currentSeq = seq;

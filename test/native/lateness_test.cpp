@@ -22,7 +22,7 @@ using Clock = ArrivalLog::Clock;
 namespace {
 
 // How a job's ranks work. Times in seconds.
-struct Job {
+struct Work {
   int ranks = 2;
   int collectives = 1;      // of the group of all, in a step
   double step = 0.1;        // time of a rank's own work in a step
@@ -41,7 +41,7 @@ struct Job {
 
 class Simulation {
  public:
-  Simulation(const Job& job, uint64_t seed)
+  Simulation(const Work& job, uint64_t seed)
       : job_(job), random_(seed), logs_(job.ranks), pairLogs_(job.ranks), ranks_(job.ranks) {}
 
   void step() {
@@ -130,7 +130,7 @@ class Simulation {
     return judgeLateness(all);
   }
 
-  const Job job_;
+  const Work job_;
   std::mt19937_64 random_;
   std::vector<ArrivalLog> logs_;
   std::vector<ArrivalLog> pairLogs_;
@@ -145,7 +145,7 @@ std::string named(const Lateness& lateness) {
 
 // Runs jobs, and checks after each step that only the rank of `job.late` is ever named, if that is
 // one. Returns in how many it was named within the steps.
-int run(const char* what, const Job& job, int runs, int steps) {
+int run(const char* what, const Work& job, int runs, int steps) {
   int found = 0;
   for (int seed = 0; seed < runs; ++seed) {
     Simulation simulation(job, static_cast<uint64_t>(seed) + 1);
@@ -176,15 +176,15 @@ int fewer(int runs) {
 }
 
 // Makes jobs of each form. `stalls`: number of stalls in a step, of the whole job.
-std::vector<Job> jobs(std::vector<int> sizes, double noise, double stalls) {
-  std::vector<Job> all;
+std::vector<Work> jobs(std::vector<int> sizes, double noise, double stalls) {
+  std::vector<Work> all;
   for (const int ranks : sizes) {
     for (const int collectives : {1, 5, 16}) {
       for (const int form : {0, 1, 2}) {
         if (collectives == 1 && form > 0) {
           continue;  // the same
         }
-        Job job;
+        Work job;
         job.ranks = ranks;
         job.collectives = collectives;
         job.bursts = form == 1;
@@ -242,7 +242,7 @@ TEST_WITHIN(twoLateRanksCheckpointsAStallAndASlowStartNameNobody, 120) {
 
 TEST(aRankThatIsLateBecauseItWaitsInAnotherGroupIsNotNamed) {
   for (const bool async : {false, true}) {
-    Job job;
+    Work job;
     job.ranks = 4;
     job.pairs = true;
     job.async = async;
@@ -319,7 +319,7 @@ TEST(onlyWhoIsLaterThanEachOtherSteadilyAndByMuchIsNamed) {
 }
 
 TEST(whatIsSaidOfALateRankIsHowLateItIs) {
-  Job job;
+  Work job;
   job.ranks = 4;
   job.noise = 0;
   job.stalls = 0;

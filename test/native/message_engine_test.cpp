@@ -14,7 +14,7 @@ using torchcomms_pg::shm::Transfer;
 
 namespace {
 
-std::shared_ptr<Transfer> transfer(bool sending, Buffer& buffer, int peer, int tag = 0) {
+std::shared_ptr<Transfer> transfer(bool sending, Payload& buffer, int peer, int tag = 0) {
   Message one = message(buffer, peer, tag);
   one.sending = sending;
   return std::make_shared<Transfer>(one);
@@ -32,7 +32,7 @@ TEST(nothingMovesAfterAMessageForWhichThereWasNoMemory) {
   for (int allocations = 0; failed; ++allocations) {
     const auto segment = Segment::open(uniqueId(), 2);
     MessageEngine engine(*segment, 0);
-    std::vector<Buffer> buffers(3, Buffer(8));
+    std::vector<Payload> buffers(3, Payload(8));
     const std::vector transfers{
         transfer(false, buffers[0], 0), transfer(true, buffers[1], 0),
         transfer(true, buffers[2], 1)};
@@ -56,7 +56,7 @@ TEST(aReceiveThatIsStartedWithItsMessageLeavesLaterOnesInTheChannel) {
   for (const size_t size : {size_t{8}, kLarge}) {
     const auto segment = Segment::open(uniqueId(), 2);
     MessageEngine sender(*segment, 1), receiver(*segment, 0);
-    Buffer first = content(size, 1), second = content(8, 2), in(size), never(8);
+    Payload first = content(size, 1), second = content(8, 2), in(size), never(8);
     issue(sender, transfer(true, first, 0));
     sender.step();
     const auto receive = transfer(false, in, 1), other = transfer(false, never, 1, /*tag=*/5);

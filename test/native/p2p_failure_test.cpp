@@ -35,8 +35,8 @@ void disagree(size_t sent, size_t expected) {
       const ncclComm_t comm = init(id, 2, rank);
       Completions completions;
       const auto operation = rank == 0 ? sendTagged : recvTagged;
-      std::vector<Buffer> buffers(10, Buffer(rank == 0 ? sent : expected));
-      for (Buffer& buffer : buffers) {
+      std::vector<Payload> buffers(10, Payload(rank == 0 ? sent : expected));
+      for (Payload& buffer : buffers) {
         completions.issue(operation, message(buffer, 1 - rank), comm);
       }
       float one = 1;
@@ -68,12 +68,12 @@ TEST(abortReleasesBlockedTransfersAndFailsPendingOnesOnce) {
   threads(2, [&](int rank) {
     const ncclComm_t comm = init(id, 2, rank);
     Completions completions;
-    Buffer never(100);
+    Payload never(100);
     for (const Message& one : {message(never, 1 - rank, 5), message(never, kAnyPeer, 6)}) {
       CHECK_NCCL(completions.issue(recvTagged, one, comm));
     }
     std::thread waiting([&] {
-      Buffer mine(8);
+      Payload mine(8);
       ++blocked;
       CHECK_EQUAL(recvTagged(message(mine, 1 - rank, 8), comm, nullptr), ncclRemoteError);
     });
@@ -110,7 +110,7 @@ TEST(aMessageThatIsIssuedWhileThePeerAbortsEndsOnce) {
         return;
       }
       Completions completions;
-      Buffer small(8), in(8);
+      Payload small(8), in(8);
       for (auto result = ncclSuccess; result == ncclSuccess; ++sent) {
         completions.issue(sendTagged, message(small, 1, sent % 3), comm);
         result = completions.issue(recvTagged, message(in, 1, sent % 3), comm);
@@ -130,15 +130,15 @@ TEST(aMessageForWhichThereIsNoMemoryEndsOnce) {
       threads(2, [&](int rank) {
         const ncclComm_t comm = init(id, 2, rank);
         Completions completions;
-        const auto send = [&](Buffer& buffer, int peer, int tag = 0) {
+        const auto send = [&](Payload& buffer, int peer, int tag = 0) {
           completions.issue(sendTagged, message(buffer, peer, tag), comm);
         };
-        const auto receive = [&](Buffer& buffer, int peer, int tag) {
+        const auto receive = [&](Payload& buffer, int peer, int tag) {
           completions.issue(recvTagged, message(buffer, peer, tag), comm);
         };
-        std::vector<Buffer> buffers(6, Buffer(8));
+        std::vector<Payload> buffers(6, Payload(8));
         if (rank == 1) {
-          for (Buffer& buffer : buffers) send(buffer, 0, 1);
+          for (Payload& buffer : buffers) send(buffer, 0, 1);
           ++waiting;
           while (waiting != 2) std::this_thread::yield();
         } else {
@@ -165,7 +165,7 @@ TEST(aMessageForWhichThereIsNoMemoryEndsOnce) {
 TEST(destroyFailsPendingTransfersBeforeItReturns) {
   const ncclComm_t comm = init(uniqueId(), 1, 0);
   Completions completions;
-  Buffer never(100);
+  Payload never(100);
   CHECK_NCCL(completions.issue(recvTagged, message(never, kAnyPeer, 5), comm));
   CHECK_NCCL(nccl().commDestroy(comm));
   CHECK_EQUAL(completions.ended(), 1u);
@@ -178,7 +178,7 @@ TEST(aDeadPeerIsNamed) {
   Processes processes;
   processes.start([&] {
     const ncclComm_t comm = init(id, 2, 1);
-    Buffer never(10);
+    Payload never(10);
     CHECK(write(ready[1], "x", 1) == 1);
     recvTagged(message(never, 0), comm, nullptr);
   });
@@ -187,7 +187,7 @@ TEST(aDeadPeerIsNamed) {
   char byte;
   CHECK(read(ready[0], &byte, 1) == 1);
   Completions completions;
-  Buffer never(10);
+  Payload never(10);
   CHECK_NCCL(completions.issue(recvTagged, message(never, 1, 1), comm));
   std::thread killer([&] { processes.kill(0); });
   CHECK_EQUAL(recvTagged(message(never, 1), comm, nullptr), ncclRemoteError);
@@ -208,7 +208,7 @@ TEST(whatWasSentBeforeDepartureArrives) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       send(comm, content(1000, 9), 0, 2);  // nothing for him who takes any rank's
     } else {
-      std::vector<Buffer> in(6, Buffer(1000));
+      std::vector<Payload> in(6, Payload(1000));
       CHECK_NCCL(nccl().groupStart());
       for (int i = 0; i < 5; ++i) {
         CHECK_NCCL(recvTagged(message(in[i], i == 4 ? kAnyPeer : 1, i % 2), comm, nullptr));

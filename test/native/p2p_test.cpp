@@ -45,15 +45,15 @@ void storm(ncclComm_t comm, int rank) {
     flows.push_back({false, peer, planned(peer, rank, kMessages)});
   }
   Completions completions;
-  std::vector<std::unique_ptr<Buffer>> sent;
-  std::vector<std::pair<std::unique_ptr<Buffer>, uint64_t>> received;
+  std::vector<std::unique_ptr<Payload>> sent;
+  std::vector<std::pair<std::unique_ptr<Payload>, uint64_t>> received;
   std::mt19937 generator(rank);
   while (!flows.empty()) {
     const size_t index = generator() % flows.size();
     Flow& flow = flows[index];
     const Planned plan = flow.list[flow.next];
-    auto buffer =
-        std::make_unique<Buffer>(flow.sending ? content(plan.size, plan.seed) : Buffer(plan.size));
+    auto buffer = std::make_unique<Payload>(
+        flow.sending ? content(plan.size, plan.seed) : Payload(plan.size));
     Message one = message(*buffer, flow.peer, plan.tag);
     if (flow.sending) {
       one.confirmed = generator() % 2;
@@ -73,7 +73,7 @@ void storm(ncclComm_t comm, int rank) {
 void groups(ncclComm_t comm, int rank) {
   const int ranks = sizeOf(comm);
   for (const size_t size : {0ul, 1ul, 4095ul, 300'001ul, 2'000'003ul}) {
-    std::vector<Buffer> out, in;
+    std::vector<Payload> out, in;
     for (int peer = 0; peer < ranks; ++peer) {
       out.push_back(content(size, 10 * rank + peer));
       in.emplace_back(size);
@@ -100,7 +100,7 @@ void confirmed(ncclComm_t comm, int rank) {
       continue;
     }
     Completions completions;
-    Buffer buffer = content(size, size);
+    Payload buffer = content(size, size);
     Message one = message(buffer, 1);
     one.confirmed = true;
     CHECK_NCCL(completions.issue(sendTagged, one, comm));
@@ -116,9 +116,9 @@ void confirmed(ncclComm_t comm, int rank) {
 void confirmedBackwards(ncclComm_t comm, int rank) {
   constexpr int kMessages = 3 * torchcomms_pg::shm::kSlots;
   Completions completions;
-  std::vector<Buffer> buffers;
+  std::vector<Payload> buffers;
   for (int tag = 0; tag < kMessages; ++tag) {
-    buffers.push_back(rank == 0 ? content(9, tag) : Buffer(9));
+    buffers.push_back(rank == 0 ? content(9, tag) : Payload(9));
     const int next = rank == 0 ? tag : kMessages - 1 - tag;
     if (rank == 1) {
       CHECK(receive(comm, 9, 0, next) == content(9, next));
@@ -154,7 +154,7 @@ TEST(messagesMixWithCollectives) {
   everywhere({2}, [](ncclComm_t comm, int rank) {
     for (int round = 0; round < 200; ++round) {
       Completions completions;
-      Buffer out = content(5000 + 100 * round, round), in(out.size());
+      Payload out = content(5000 + 100 * round, round), in(out.size());
       CHECK_NCCL(completions.issue(sendTagged, message(out, 1 - rank, 1), comm));
       CHECK_NCCL(completions.issue(recvTagged, message(in, 1 - rank, 1), comm));
       float sum = 1;
@@ -177,9 +177,9 @@ TEST(anySourceTakesEachMessageOnceAndNamesItsSender) {
       return;
     }
     Completions completions;
-    std::vector<Buffer> buffers(3 * kEach, Buffer(2));
+    std::vector<Payload> buffers(3 * kEach, Payload(2));
     std::vector<Completions::One*> ones;
-    for (Buffer& buffer : buffers) {
+    for (Payload& buffer : buffers) {
       Message any = message(buffer, kAnyPeer, 7);
       ones.push_back(completions.expect(any));
       CHECK_NCCL(recvTagged(any, comm, nullptr));
@@ -201,7 +201,7 @@ TEST(receivesMatchInTheOrderOfIssueNoMatterWhetherTheyNameTheSource) {
       return;
     }
     Completions completions;
-    std::vector<Buffer> buffers(4, Buffer(1));
+    std::vector<Payload> buffers(4, Payload(1));
     for (int i = 0; i < 4; ++i) {
       const Message one = message(buffers[i], i % 2 == 0 ? kAnyPeer : 0, 3);
       CHECK_NCCL(completions.issue(recvTagged, one, comm));
@@ -215,7 +215,7 @@ TEST(aTagPassesLargeMessagesOfOtherTags) {
   everywhere({2}, [](ncclComm_t comm, int rank) {
     if (rank == 0) {
       Completions completions;
-      Buffer large = content(kLarge, 1);
+      Payload large = content(kLarge, 1);
       CHECK_NCCL(completions.issue(sendTagged, message(large, 1, 1), comm));
       send(comm, content(10, 2), 1, 2);
       completions.await();
@@ -230,7 +230,7 @@ TEST(aPeerThatDoesNotReceiveDelaysNoOther) {
   everywhere({3}, [](ncclComm_t comm, int rank) {
     if (rank == 0) {
       Completions stuck;
-      Buffer large = content(kLarge, 1);
+      Payload large = content(kLarge, 1);
       CHECK_NCCL(stuck.issue(sendTagged, message(large, 1), comm));
       send(comm, content(kLarge, 2), 2);
       CHECK(receive(comm, kLarge, 2) == content(kLarge, 3));
@@ -239,13 +239,13 @@ TEST(aPeerThatDoesNotReceiveDelaysNoOther) {
       send(comm, {1}, 1, 9);  // behind the large one, but of another tag
       stuck.await();
     } else if (rank == 1) {
-      CHECK(receive(comm, 1, 2, 9) == Buffer{1});
+      CHECK(receive(comm, 1, 2, 9) == Payload{1});
       CHECK(receive(comm, kLarge, 0) == content(kLarge, 1));
-      CHECK(receive(comm, 1, 0, 9) == Buffer{1});
+      CHECK(receive(comm, 1, 0, 9) == Payload{1});
     } else {
       CHECK(receive(comm, kLarge, 0) == content(kLarge, 2));
       send(comm, content(kLarge, 3), 0);
-      CHECK(receive(comm, 1, 0, 9) == Buffer{1});  // rank 0 has looked
+      CHECK(receive(comm, 1, 0, 9) == Payload{1});  // rank 0 has looked
       send(comm, {1}, 1, 9);
     }
   });
@@ -254,14 +254,14 @@ TEST(aPeerThatDoesNotReceiveDelaysNoOther) {
 TEST(anOperationThatItsStreamHoldsBackDelaysNoOtherTag) {
   everywhere({2}, [](ncclComm_t comm, int rank) {
     LaterStream stream;
-    Buffer held = rank == 0 ? content(kLarge, 1) : Buffer(kLarge);
+    Payload held = rank == 0 ? content(kLarge, 1) : Payload(kLarge);
     const Message one = message(held, 1 - rank, 1);
     if (rank == 0) {
       CHECK_NCCL(sendTagged(one, comm, stream.handle()));
       send(comm, content(kLarge, 2), 1, 2);
       send(comm, content(kLarge, 3), 1, 3);
       stream.run();
-      CHECK(receive(comm, 1, 1) == Buffer{1});
+      CHECK(receive(comm, 1, 1) == Payload{1});
     } else {
       CHECK_NCCL(recvTagged(one, comm, stream.handle()));
       CHECK(receive(comm, kLarge, 0, 3) == content(kLarge, 3));
@@ -277,8 +277,8 @@ TEST(messagesOfOneTagKeepTheOrderOfIssueAcrossStreams) {
   everywhere({2}, [](ncclComm_t comm, int rank) {
     LaterStream stream;
     Completions completions;
-    Buffer held = rank == 0 ? content(100, 1) : Buffer(100);
-    Buffer free = rank == 0 ? content(100, 2) : Buffer(100);
+    Payload held = rank == 0 ? content(100, 1) : Payload(100);
+    Payload free = rank == 0 ? content(100, 2) : Payload(100);
     const auto operation = rank == 0 ? sendTagged : recvTagged;
     CHECK_NCCL(operation(message(held, 1 - rank, 1), comm, stream.handle()));
     CHECK_NCCL(completions.issue(operation, message(free, 1 - rank, 1), comm));
@@ -293,7 +293,7 @@ TEST(aRankSendsToItself) {
   threadRanks(1, [](ncclComm_t comm, int) {
     for (const bool sendFirst : {true, false}) {
       Completions completions;
-      Buffer out = content(kLarge, 1), in(kLarge);
+      Payload out = content(kLarge, 1), in(kLarge);
       const auto send = [&] { CHECK_NCCL(completions.issue(sendTagged, message(out, 0), comm)); };
       if (sendFirst) send();
       const Message incoming = message(in, sendFirst ? kAnyPeer : 0);
@@ -303,7 +303,7 @@ TEST(aRankSendsToItself) {
       completions.checkAll(ncclSuccess);
       CHECK(in == out);
     }
-    Buffer alone(4);
+    Payload alone(4);
     CHECK_EQUAL(sendTagged(message(alone, 0), comm, nullptr), ncclInvalidUsage);
     CHECK_CONTAINS(errorOf(comm), "itself");
   });

@@ -43,10 +43,10 @@ class Deferred {
   // `confirmed`: sends end once they are received.
   explicit Deferred(ncclComm_t comm, bool confirmed = false) : comm_(comm), confirmed_(confirmed) {}
 
-  void send(Buffer& buffer, int peer, int tag = 0) {
+  void send(Payload& buffer, int peer, int tag = 0) {
     issue(sendTagged, message(buffer, peer, tag));
   }
-  void receive(Buffer& buffer, int peer, int tag = 0) {
+  void receive(Payload& buffer, int peer, int tag = 0) {
     issue(recvTagged, message(buffer, peer, tag));
   }
   void move() {
@@ -72,7 +72,7 @@ class Deferred {
 // Has the library's own thread move messages, and so start.
 void serveBothWays(ncclComm_t comm, int rank) {
   Completions completions;
-  Buffer out = content(kLarge, rank), in(kLarge);
+  Payload out = content(kLarge, rank), in(kLarge);
   CHECK_NCCL(completions.issue(sendTagged, message(out, 1 - rank), comm));
   CHECK_NCCL(completions.issue(recvTagged, message(in, 1 - rank), comm));
   completions.await();
@@ -85,7 +85,7 @@ void waitingWakesNobody(ncclComm_t comm, int rank, size_t size, int rounds) {
   const size_t before = sleeps();
   meet(comm);
   for (int round = 0; round < rounds; ++round) {
-    Buffer out = content(size, round), in(size);
+    Payload out = content(size, round), in(size);
     for (const bool sending : {rank == 0, rank == 1}) {  // there and back
       Deferred one(comm);
       sending ? one.send(out, 1 - rank) : one.receive(in, 1 - rank);
@@ -118,7 +118,7 @@ TEST(aDeferredSendThatOnlyLacksItsConfirmationWakesNobody) {
     meet(comm);
     const size_t before = sleeps();
     meet(comm);
-    Buffer out = content(100, 1);
+    Payload out = content(100, 1);
     Deferred one(comm, /*confirmed=*/true);
     if (rank == 0) one.send(out, 1);
     meet(comm);
@@ -134,8 +134,8 @@ TEST(deferredReceivesWhoseMessagesDoNotFitIntoTheChannelHoldUpNoSender) {
   everywhere({2}, [](ncclComm_t comm, int rank) {
     constexpr int kMessages = 4;
     Deferred all(comm);
-    std::vector<Buffer> buffers(kMessages, Buffer(kOfHalfAChannel));
-    for (Buffer& buffer : buffers) {
+    std::vector<Payload> buffers(kMessages, Payload(kOfHalfAChannel));
+    for (Payload& buffer : buffers) {
       if (rank == 0) all.receive(buffer, 1);
     }
     meet(comm);
@@ -150,7 +150,7 @@ TEST(deferredReceivesWhoseMessagesDoNotFitIntoTheChannelHoldUpNoSender) {
 TEST(aDeferredReceiveIsLeftAloneUntilItIsServed) {
   everywhere({2}, [](ncclComm_t comm, int rank) {
     Deferred one(comm);
-    Buffer in(100);
+    Payload in(100);
     if (rank == 0) one.receive(in, 1);
     meet(comm);
     if (rank == 1) send(comm, content(100, 1), 0);
@@ -170,9 +170,9 @@ TEST(deferredSendsForWhichThereIsNoRoomProceedByThemselves) {
       return;
     }
     Deferred all(comm);
-    std::vector<Buffer> buffers;
+    std::vector<Payload> buffers;
     for (int i = 0; i < kMessages; ++i) buffers.push_back(content(4, i));
-    for (Buffer& buffer : buffers) all.send(buffer, 1);
+    for (Payload& buffer : buffers) all.send(buffer, 1);
     all.completions.await();
     all.completions.checkAll(ncclSuccess);
   });
@@ -181,16 +181,16 @@ TEST(deferredSendsForWhichThereIsNoRoomProceedByThemselves) {
 TEST(largeMessagesProceedWhenNobodyWaitsAnyMore) {
   everywhere({2}, [](ncclComm_t comm, int rank) {
     if (rank == 1) {
-      Buffer large = content(kLarge, 1);
+      Payload large = content(kLarge, 1);
       Deferred sent(comm);
       sent.send(large, 0, 1);
       send(comm, content(10, 2), 0, 2);
-      CHECK(receive(comm, 1, 0, 3) == Buffer{1});
+      CHECK(receive(comm, 1, 0, 3) == Payload{1});
       send(comm, content(kLarge, 4), 0, 4);
       sent.move();
       return;
     }
-    Buffer first(kLarge), small(10), last(kLarge);
+    Payload first(kLarge), small(10), last(kLarge);
     Deferred others(comm);
     others.receive(first, 1, 1);
     others.receive(last, 1, 4);
@@ -211,7 +211,7 @@ TEST(threadsThatWaitAtOnceEndEachOthersMessages) {
     threads(kThreads, [&](int tag) {
       for (int round = 0; round < kRounds; ++round) {
         const size_t size = round % 10 == 0 ? 200'000 : 8;
-        Buffer out = content(size, round + tag + rank), in(size);
+        Payload out = content(size, round + tag + rank), in(size);
         Deferred both(comm);
         both.receive(in, 1 - rank, tag);
         both.send(out, 1 - rank, tag);
@@ -234,7 +234,7 @@ TEST(anAbortReleasesAThreadThatMovesMessages) {
         CHECK_NCCL(nccl().commAbort(comm));
         return;
       }
-      Buffer never(8);
+      Payload never(8);
       Deferred one(comm);
       one.receive(never, 1);
       std::thread waiting([&] {

@@ -16,7 +16,7 @@ namespace {
 using Bytes = std::vector<unsigned char>;
 
 // A float format described by its decoded values.
-struct Format {
+struct Layout {
   int exponent, mantissa;
   bool infinity;
 
@@ -63,7 +63,7 @@ struct Format {
   }
 };
 
-Format formatOf(ncclDataType_t type) {
+Layout layoutOf(ncclDataType_t type) {
   switch (type) {
     case ncclFloat16: return {5, 10, true};
     case ncclBfloat16: return {8, 7, true};
@@ -120,7 +120,7 @@ void expectWide(ncclRedOp_t reduction, const std::vector<Bytes>& in, double divi
 
 template <class Bits>
 void expectSmall(
-    const Format& format, ncclRedOp_t reduction, const std::vector<Bytes>& in, double divisor,
+    const Layout& format, ncclRedOp_t reduction, const std::vector<Bytes>& in, double divisor,
     Bytes& out) {
   const auto decoded = [&](size_t r, size_t i) {
     return static_cast<float>(format.decode(element<Bits>(in[r].data(), i)));
@@ -146,8 +146,8 @@ void expect(
     case ncclFloat32: return expectWide<float>(reduction, in, divisor, out);
     case ncclFloat64: return expectWide<double>(reduction, in, divisor, out);
     case ncclFloat16:
-    case ncclBfloat16: return expectSmall<uint16_t>(formatOf(type), reduction, in, divisor, out);
-    default: return expectSmall<uint8_t>(formatOf(type), reduction, in, divisor, out);
+    case ncclBfloat16: return expectSmall<uint16_t>(layoutOf(type), reduction, in, divisor, out);
+    default: return expectSmall<uint8_t>(layoutOf(type), reduction, in, divisor, out);
   }
 }
 
@@ -159,7 +159,7 @@ double floatAt(ncclDataType_t type, const Bytes& bytes, size_t i) {
   if (type == ncclFloat32) return element<float>(bytes.data(), i);
   if (type == ncclFloat64) return element<double>(bytes.data(), i);
   const bool wide = elementSize(type) == 2;
-  return formatOf(type).decode(
+  return layoutOf(type).decode(
       wide ? element<uint16_t>(bytes.data(), i) : element<uint8_t>(bytes.data(), i));
 }
 
@@ -217,7 +217,8 @@ void checkReduce(
       Bytes own(wanted.size(), 0xee);
       Bytes& out = target < 0 ? own : inputs[target];
       if (n == 1) {
-        reduce(type, reduction, out.data(), addresses(inputs).data(), n, count);
+        torchcomms_pg::host::reduce(
+            type, reduction, out.data(), addresses(inputs).data(), n, count);
       } else {
         const double by = divisor == 0 ? n : divisor;
         variant->reduce(type, reduction, out.data(), addresses(inputs).data(), n, count, by);
@@ -231,9 +232,9 @@ void checkReduce(
 
 // One thread computes, in which ThreadSanitizer finds no race, at twenty times the cost.
 #if defined(__SANITIZE_THREAD__) || defined(EMULATED)
-constexpr size_t kLarge = 2001;
+constexpr size_t kManyElements = 2001;
 #else
-constexpr size_t kLarge = 70001;
+constexpr size_t kManyElements = 70001;
 #endif
 
 TEST_WITHIN(everyTypeAndReductionMatchesTheReference, 120) {
@@ -244,8 +245,8 @@ TEST_WITHIN(everyTypeAndReductionMatchesTheReference, 120) {
           checkReduce(static_cast<ncclDataType_t>(type), reduction, n, count);
         }
       }
-      checkReduce(static_cast<ncclDataType_t>(type), reduction, 2, kLarge);
-      checkReduce(static_cast<ncclDataType_t>(type), reduction, 3, kLarge);
+      checkReduce(static_cast<ncclDataType_t>(type), reduction, 2, kManyElements);
+      checkReduce(static_cast<ncclDataType_t>(type), reduction, 3, kManyElements);
     }
   }
 }

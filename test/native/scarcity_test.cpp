@@ -118,10 +118,10 @@ TEST(aStreamGoesOnWithTheThreadItHasWhereTheLeadCannotBeHandedOver) {
 
 TEST(aMessageThatNoThreadServesIsNotPosted) {
   threadRanks(2, [](ncclComm_t comm, int rank) {
-    Buffer mine(8);
+    Payload mine(8);
     if (rank == 0) {
       Completions completions;
-      Buffer refusedOne(16);
+      Payload refusedOne(16);
       Message message = test::message(refusedOne, 1, 5);
       completions.expect(message);
       {

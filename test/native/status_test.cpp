@@ -288,7 +288,7 @@ TEST(aFolderOfAnyDepthIsGoodForASocket) {
 namespace {
 
 // A store in memory for several hosts, which counts its requests. Thread-safe.
-class MemoryBoard : public SharedBoard {
+class CountingBoard : public SharedBoard {
  public:
   void set(const std::string& key, const std::string& value) override {
     const auto with = this->with();
@@ -331,7 +331,7 @@ std::shared_ptr<HangDiagnosis> diagnosisOn(int rank) {
   HangDiagnosis::Options options;
   options.rank = rank;
   options.ranks = {0, 1};
-  return HangDiagnosis::openWithoutThread(std::make_unique<MemoryBoard>(), std::move(options));
+  return HangDiagnosis::openWithoutThread(std::make_unique<CountingBoard>(), std::move(options));
 }
 
 // Returns whether the diagnosis is notified within 20 s. If so, has it look.
@@ -352,7 +352,7 @@ TEST(hostsThatHaveEndedHoldUpOnlyTheFirstQuestions) {
   const auto folder = makeFolder();
   StatusServer::setFolder(folder);
   constexpr int kEnded = 20;
-  const auto board = std::make_shared<MemoryBoard>();
+  const auto board = std::make_shared<CountingBoard>();
   for (int host = 1; host <= kEnded; ++host) {
     NewsCount::add(*board, NewsCount::kLooker);
     board->set(keyOfHost(host), "container" + std::to_string(host));
@@ -384,7 +384,7 @@ TEST(hostsThatHaveEndedHoldUpOnlyTheFirstQuestions) {
 
 TEST(aRingReachesTheDiagnosesOfItsGroupOnAllHostsAndNoOther) {
   StatusServer::setFolder("");  // each News is a host of its own
-  const auto store = std::make_shared<MemoryBoard>();
+  const auto store = std::make_shared<CountingBoard>();
   News here("store", store);
   News there("store", store);
   const auto own = diagnosisOn(0);
@@ -412,7 +412,7 @@ TEST(aRingReachesTheDiagnosesOfItsGroupOnAllHostsAndNoOther) {
 
 TEST(aGroupIsNotifiedWhenTheStoreIsGoneOrManyRing) {
   StatusServer::setFolder("");
-  const auto store = std::make_shared<MemoryBoard>();
+  const auto store = std::make_shared<CountingBoard>();
   News news("store", store);
   const auto diagnosis = diagnosisOn(0);
   news.listen(1, diagnosis);
@@ -427,7 +427,7 @@ TEST(aGroupIsNotifiedWhenTheStoreIsGoneOrManyRing) {
 
 TEST(aRingWhoseRankDiedBeforeItWroteTheGroupIsForAllGroups) {
   StatusServer::setFolder("");
-  const auto store = std::make_shared<MemoryBoard>();
+  const auto store = std::make_shared<CountingBoard>();
   News news("store", store);
   const auto diagnosis = diagnosisOn(0);
   const auto another = diagnosisOn(0);
@@ -456,7 +456,7 @@ TEST(aStoreGetsAtMost500RequestsASecondOf4096RanksOn512HostsWhileNothingIsWrong)
 
 TEST(aStoreGetsNoMoreRequestsOf512HostsThanOf64) {
   StatusServer::setFolder("");
-  const auto store = std::make_shared<MemoryBoard>();
+  const auto store = std::make_shared<CountingBoard>();
   std::vector<std::unique_ptr<News>> hosts;
   for (int host = 0; host < 512; ++host) {
     hosts.push_back(std::make_unique<News>("store", store));

@@ -15,18 +15,18 @@ using torchcomms_pg::shm::kNoSignal;
 namespace {
 
 // Memory of memAlloc, as integers.
-struct Buffer {
-  explicit Buffer(size_t count) : count(count) {
+struct Integers {
+  explicit Integers(size_t count) : count(count) {
     void* memory = nullptr;
     CHECK_NCCL(nccl().memAlloc(&memory, count * sizeof(int)));
     data = static_cast<int*>(memory);
   }
-  ~Buffer() { CHECK_NCCL(nccl().memFree(data)); }
+  ~Integers() { CHECK_NCCL(nccl().memFree(data)); }
   int* data;
   size_t count;
 };
 
-ncclWindow_t open(ncclComm_t comm, const Buffer& buffer) {
+ncclWindow_t open(ncclComm_t comm, const Integers& buffer) {
   ncclWindow_t window = nullptr;
   CHECK_NCCL(
       nccl().commWindowRegister(
@@ -57,7 +57,7 @@ ncclResult_t wait(
 // signals: one there, one back.
 void ring(ncclComm_t comm, int rank, int ranks) {
   constexpr size_t kPart = 3'000'000;  // more than one piece of a put
-  const Buffer buffer(kPart + 7);
+  const Integers buffer(kPart + 7);
   const ncclWindow_t window = open(comm, buffer);
   const int next = (rank + 1) % ranks, previous = (rank + ranks - 1) % ranks;
   for (int round = 0; round < 4; ++round) {
@@ -93,7 +93,7 @@ TEST(windowRingOfProcesses) {
 TEST(windowsOfDifferentSizes) {
   threadRanks(3, [](ncclComm_t comm, int rank) {
     // Rank 0 registers nothing, rank 2 the middle of its memory.
-    const Buffer buffer(5000);
+    const Integers buffer(5000);
     ncclWindow_t window = nullptr;
     int* const mine = buffer.data + 1500;
     const size_t bytes = static_cast<size_t>(rank) * 100 * sizeof(int);
@@ -149,7 +149,7 @@ TEST(signalsAreCountedByPeerAndIndex) {
 
 TEST(putsAndSignalsKeepTheOrderOfTheirStream) {
   threadRanks(2, [](ncclComm_t comm, int rank) {
-    const Buffer buffer(4);
+    const Integers buffer(4);
     const ncclWindow_t window = open(comm, buffer);
     Stream stream;
     const int peer = 1 - rank;
@@ -169,7 +169,7 @@ TEST(putsAndSignalsKeepTheOrderOfTheirStream) {
 
 TEST(windowOperationsInAGroup) {
   threadRanks(2, [](ncclComm_t comm, int rank) {
-    const Buffer buffer(2);
+    const Integers buffer(2);
     const int peer = 1 - rank;
     const ncclWindow_t window = open(comm, buffer);
     const std::vector<int> content{rank + 10};
@@ -194,7 +194,7 @@ TEST(viewOutlivesWindowMemoryAndCommunicator) {
     const ncclUniqueId id = uniqueId();
     threads(2, [&](int rank) {
       const ncclComm_t comm = init(id, 2, rank);
-      auto buffer = std::make_unique<Buffer>(3000);
+      auto buffer = std::make_unique<Integers>(3000);
       const ncclWindow_t window = open(comm, *buffer);
       buffer->data[2999] = 40 + rank;
       CHECK_NCCL(barrier(comm));
@@ -222,7 +222,7 @@ TEST(windowsLeaveNothingBehind) {
   const int filesBefore = descriptors();
   for (int i = 0; i < 20; ++i) {
     threadRanks(2, [](ncclComm_t comm, int) {
-      const Buffer buffer(100), other(5000);
+      const Integers buffer(100), other(5000);
       const ncclWindow_t window = open(comm, buffer);
       open(comm, other);  // left to the end of the communicator
       CHECK_NCCL(barrier(comm));
@@ -239,7 +239,7 @@ TEST(windowArgumentsAreChecked) {
     ncclWindow_t window = nullptr;
     CHECK_EQUAL(nccl().commWindowRegister(comm, own.data(), 40, &window, 0), ncclInvalidArgument);
     CHECK_CONTAINS(nccl().getLastError(comm), "memory that memAlloc returned");
-    const Buffer buffer(10);
+    const Integers buffer(10);
     CHECK_EQUAL(nccl().commWindowRegister(comm, buffer.data, 41, &window, 0), ncclInvalidArgument);
     CHECK_EQUAL(nccl().commWindowRegister(comm, buffer.data, 40, &window, 8), ncclInvalidArgument);
     CHECK_EQUAL(nccl().commWindowRegister(comm, nullptr, 4, &window, 0), ncclInvalidArgument);
@@ -286,7 +286,7 @@ TEST(waitForADeadRankNamesIt) {
   for (int rank = 0; rank < 2; ++rank) {
     processes.start([&, rank] {
       const ncclComm_t comm = init(id, 2, rank);
-      const Buffer buffer(10);
+      const Integers buffer(10);
       const ncclWindow_t window = open(comm, buffer);
       CHECK_NCCL(put(comm, window, {rank + 1}, 1 - rank, 0));
       CHECK_NCCL(signal(comm, 1 - rank));
@@ -357,7 +357,7 @@ TEST(signalToARankThatLeftIsAnError) {
 
 TEST(windowAgainstAnotherCollectiveIsAMismatch) {
   threadRanks(2, [](ncclComm_t comm, int rank) {
-    const Buffer buffer(10);
+    const Integers buffer(10);
     ncclWindow_t window = nullptr;
     if (rank == 0) {
       CHECK_EQUAL(nccl().commWindowRegister(comm, buffer.data, 40, &window, 0), ncclInvalidUsage);

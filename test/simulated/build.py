@@ -7,6 +7,7 @@ python test/simulated/build.py
 """
 
 import importlib.util
+import os
 import pathlib
 import sys
 
@@ -18,6 +19,8 @@ def main():
     spec = importlib.util.spec_from_file_location("setup", ROOT / "setup.py")
     setup = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(setup)
+    # Nothing is measured on it: compiled in half the time.
+    os.environ["CXXFLAGS"] = f"-O0 {os.environ.get('CXXFLAGS', '')}"
     build = setup.Build(
         "_simulated",
         [*HERE.glob("*.cpp"), ROOT / "csrc/device/WorkerStream.cpp"],
