@@ -242,6 +242,9 @@ def close_all():
         zygote = _zygotes.popitem()[1]
         if zygote not in _plugins:
             zygote.close()
+    if _store.cache_info().currsize:
+        _store().close()
+        _store.cache_clear()
 
 
 GIVEN = ("world", "port", "prefix")

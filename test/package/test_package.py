@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
 import importlib.resources
 import importlib.util
@@ -55,14 +56,17 @@ def test_no_top_level_module_takes_the_name_of_the_torchcomms_package():
 
 @pytest.mark.slow
 def test_wheel_has_everything_and_nothing_else(tmp_path):
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check"]
-        + ["--no-build-isolation", "--no-deps", "--wheel-dir", tmp_path, ROOT],
-        check=True,
-        timeout=PROGRAM_LIMIT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    with (ROOT / "build/install.lock").open("w") as lock:
+        # Others write the same egg-info and the same scratch folder: in_turn of tools/_env.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run(
+            [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check"]
+            + ["--no-build-isolation", "--no-deps", "--wheel-dir", tmp_path, ROOT],
+            check=True,
+            timeout=PROGRAM_LIMIT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     extension = pathlib.Path(_C.__file__).name
