@@ -21,17 +21,61 @@ inline size_t bytesOf(ncclDataType_t type) {
   return kBytes[type];
 }
 
+// A float format of up to 16 bits.
 struct FloatFormat {
   int exponentBits, mantissaBits;
+  bool infinity;
+
+  int width() const { return 1 + exponentBits + mantissaBits; }
+  uint32_t sign() const { return 1u << (width() - 1); }
+
+  double decode(uint32_t bits) const {
+    const int bias = (1 << (exponentBits - 1)) - 1;
+    const uint32_t magnitude = bits & (sign() - 1);
+    const int e = static_cast<int>(magnitude >> mantissaBits);
+    const double fraction = magnitude & ((1u << mantissaBits) - 1);
+    const int top = (1 << exponentBits) - 1;
+    double value = 0;
+    if (infinity && e == top) {
+      value = fraction == 0 ? HUGE_VAL : NAN;
+    } else if (!infinity && magnitude == sign() - 1) {
+      value = NAN;
+    } else if (e == 0) {
+      value = std::ldexp(fraction, 1 - bias - mantissaBits);
+    } else {
+      value = std::ldexp(fraction + (1 << mantissaBits), e - bias - mantissaBits);
+    }
+    return bits & sign() ? -value : value;
+  }
+
+  // Rounds to nearest by bisection of the positive numbers, whose order is that of their bits.
+  uint32_t encode(float number) const {
+    const uint32_t nan = sign() - 1;
+    if (std::isnan(number)) return nan;
+    const uint32_t negative = std::signbit(number) ? sign() : 0;
+    const double value = std::fabs(static_cast<double>(number));
+    const uint32_t top = infinity ? ((1u << exponentBits) - 1) << mantissaBits : nan - 1;
+    uint32_t low = 0, high = top;  // the answer is one of those between
+    while (high - low > 1) {
+      const uint32_t middle = (low + high) / 2;
+      (decode(middle) <= value ? low : high) = middle;
+    }
+    // Infinity counts as the number that would follow the largest one.
+    const double below = decode(low);
+    double above = decode(high);
+    if (infinity && high == top) above = below + (below - decode(low - 1));
+    const bool up = value - below > above - value || (value - below == above - value && low % 2);
+    return negative | (up ? high : low);
+  }
 };
 
 inline FloatFormat formatOf(ncclDataType_t type) {
   switch (type) {
-    case ncclFloat16: return {5, 10};
-    case ncclBfloat16: return {8, 7};
-    case ncclFloat8e4m3: return {4, 3};
-    case ncclFloat8e5m2: return {5, 2};
-    default: return {0, 0};
+    case ncclFloat16: return {5, 10, true};
+    case ncclBfloat16: return {8, 7, true};
+    case ncclFloat8e4m3: return {4, 3, false};
+    case ncclFloat8e5m2: return {5, 2, true};
+    default: return {0, 0, false};
   }
 }
 

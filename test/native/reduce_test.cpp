@@ -6,71 +6,16 @@
 #include <type_traits>
 
 #include "Check.hpp"
+#include "Values.hpp"
 #include "host/ReduceKernels.hpp"
 
+using namespace test;
 using namespace torchcomms_pg::host;
 using torchcomms_pg::elementSize;
 
 namespace {
 
 using Bytes = std::vector<unsigned char>;
-
-// A float format described by its decoded values.
-struct Layout {
-  int exponent, mantissa;
-  bool infinity;
-
-  int width() const { return 1 + exponent + mantissa; }
-  uint32_t sign() const { return 1u << (width() - 1); }
-
-  double decode(uint32_t bits) const {
-    const int bias = (1 << (exponent - 1)) - 1;
-    const uint32_t magnitude = bits & (sign() - 1);
-    const int e = static_cast<int>(magnitude >> mantissa);
-    const double fraction = magnitude & ((1u << mantissa) - 1);
-    const int top = (1 << exponent) - 1;
-    double value = 0;
-    if (infinity && e == top) {
-      value = fraction == 0 ? HUGE_VAL : NAN;
-    } else if (!infinity && magnitude == sign() - 1) {
-      value = NAN;
-    } else if (e == 0) {
-      value = std::ldexp(fraction, 1 - bias - mantissa);
-    } else {
-      value = std::ldexp(fraction + (1 << mantissa), e - bias - mantissa);
-    }
-    return bits & sign() ? -value : value;
-  }
-
-  // Rounds to nearest by bisection of the positive numbers, whose order is that of their bits.
-  uint32_t encode(float number) const {
-    const uint32_t nan = sign() - 1;
-    if (std::isnan(number)) return nan;
-    const uint32_t negative = std::signbit(number) ? sign() : 0;
-    const double value = std::fabs(static_cast<double>(number));
-    const uint32_t top = infinity ? ((1u << exponent) - 1) << mantissa : nan - 1;
-    uint32_t low = 0, high = top;  // the answer is one of those between
-    while (high - low > 1) {
-      const uint32_t middle = (low + high) / 2;
-      (decode(middle) <= value ? low : high) = middle;
-    }
-    // Infinity counts as the number that would follow the largest one.
-    const double below = decode(low);
-    double above = decode(high);
-    if (infinity && high == top) above = below + (below - decode(low - 1));
-    const bool up = value - below > above - value || (value - below == above - value && low % 2);
-    return negative | (up ? high : low);
-  }
-};
-
-Layout layoutOf(ncclDataType_t type) {
-  switch (type) {
-    case ncclFloat16: return {5, 10, true};
-    case ncclBfloat16: return {8, 7, true};
-    case ncclFloat8e5m2: return {5, 2, true};
-    default: return {4, 3, false};
-  }
-}
 
 template <class T>
 T combined(ncclRedOp_t reduction, T a, T b) {
@@ -120,7 +65,7 @@ void expectWide(ncclRedOp_t reduction, const std::vector<Bytes>& in, double divi
 
 template <class Bits>
 void expectSmall(
-    const Layout& format, ncclRedOp_t reduction, const std::vector<Bytes>& in, double divisor,
+    const FloatFormat& format, ncclRedOp_t reduction, const std::vector<Bytes>& in, double divisor,
     Bytes& out) {
   const auto decoded = [&](size_t r, size_t i) {
     return static_cast<float>(format.decode(element<Bits>(in[r].data(), i)));
@@ -146,8 +91,8 @@ void expect(
     case ncclFloat32: return expectWide<float>(reduction, in, divisor, out);
     case ncclFloat64: return expectWide<double>(reduction, in, divisor, out);
     case ncclFloat16:
-    case ncclBfloat16: return expectSmall<uint16_t>(layoutOf(type), reduction, in, divisor, out);
-    default: return expectSmall<uint8_t>(layoutOf(type), reduction, in, divisor, out);
+    case ncclBfloat16: return expectSmall<uint16_t>(formatOf(type), reduction, in, divisor, out);
+    default: return expectSmall<uint8_t>(formatOf(type), reduction, in, divisor, out);
   }
 }
 
@@ -159,7 +104,7 @@ double floatAt(ncclDataType_t type, const Bytes& bytes, size_t i) {
   if (type == ncclFloat32) return element<float>(bytes.data(), i);
   if (type == ncclFloat64) return element<double>(bytes.data(), i);
   const bool wide = elementSize(type) == 2;
-  return layoutOf(type).decode(
+  return formatOf(type).decode(
       wide ? element<uint16_t>(bytes.data(), i) : element<uint8_t>(bytes.data(), i));
 }
 

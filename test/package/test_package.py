@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
 import importlib.resources
 import importlib.util
 import json
 import pathlib
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -56,9 +56,9 @@ def test_no_top_level_module_takes_the_name_of_the_torchcomms_package():
 
 @pytest.mark.slow
 def test_wheel_has_everything_and_nothing_else(tmp_path):
-    with (ROOT / "build/install.lock").open("w") as lock:
-        # Others write the same egg-info and the same scratch folder: in_turn of tools/_env.
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    locked = runpy.run_path(str(ROOT / "setup.py"))["locked"]
+    # Other environments write the same egg-info and the same scratch folder: in_turn of tools/_env.
+    with locked(ROOT / "build/install.lock"):
         subprocess.run(
             [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check"]
             + ["--no-build-isolation", "--no-deps", "--wheel-dir", tmp_path, ROOT],
